@@ -1,0 +1,3 @@
+//! The rules of a flash sale, pure: no I/O, no clock, no async. Everything here is decided from its arguments alone.
+
+pub mod time;
