@@ -1,3 +1,32 @@
-//! The rules of a flash sale, pure: no I/O, no clock, no async. Everything here is decided from its arguments alone.
+//! The rules of a flash sale, pure: no I/O, no clock, no async. Everything here is decided from its arguments alone,
+//! so the gate, the ledger, the auditor and the crowd can all trust the same code.
 
+/// Names of things.
+pub mod id;
+
+/// Instants.
 pub mod time;
+
+/// Money in minor units.
+pub mod money;
+
+/// Who buys.
+pub mod buyer;
+
+/// Sales, offers, windows, drafts.
+pub mod sale;
+
+/// The signed right to try.
+pub mod pass;
+
+/// Who gets a unit.
+pub mod admission;
+
+/// The life of an order.
+pub mod order;
+
+/// The promises as checks.
+pub mod invariant;
+
+/// What travels over HTTP.
+pub mod wire;

@@ -1,0 +1,243 @@
+//! Names of things: 128 bits inside, 26 characters of Crockford base32 outside.
+//!
+//! Ids are not sequence-derived, so no node needs a lease and a restored backup cannot give one out twice.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::time::UnixMs;
+
+/// Crockford's alphabet without i, l, o, u; lower case.
+const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+
+/// Length of an id as text.
+pub const ID_CHARS: usize = 26;
+
+const NO_DIGIT: u8 = 0xff;
+
+/// Character -> value; both cases. Unlike Crockford's reading rules, `i`, `l` and `o` are not mapped to digits:
+/// one id has one spelling apart from case, so that logs can be searched.
+const DIGITS: [u8; 256] = {
+    let mut digits = [NO_DIGIT; 256];
+    let mut value = 0;
+    while value < 32 {
+        let character = ALPHABET[value];
+        digits[character as usize] = value as u8;
+        digits[character.to_ascii_uppercase() as usize] = value as u8;
+        value += 1;
+    }
+    digits
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is not an id: 26 characters of 0-9 and a-z without i, l, o, u")]
+pub struct IdError;
+
+/// Writes 128 bits as 26 characters (130 bits, the top two are zero).
+#[must_use]
+pub fn encode(value: u128) -> [u8; ID_CHARS] {
+    let mut text = [b'0'; ID_CHARS];
+    let mut rest = value;
+    for character in text.iter_mut().rev() {
+        let digit = usize::try_from(rest & 31).unwrap_or(0);
+        *character = ALPHABET.get(digit).copied().unwrap_or(b'0');
+        rest >>= 5;
+    }
+    text
+}
+
+/// Reads what [`encode`] wrote.
+pub fn decode(text: &[u8]) -> Result<u128, IdError> {
+    let text: &[u8; ID_CHARS] = text.try_into().map_err(|_| IdError)?;
+    let mut value: u128 = 0;
+    for (position, character) in text.iter().enumerate() {
+        let digit = DIGITS.get(usize::from(*character)).copied().unwrap_or(NO_DIGIT);
+        // The first character carries only three bits of the 128.
+        if digit == NO_DIGIT || (position == 0 && digit > 7) {
+            return Err(IdError);
+        }
+        value = (value << 5) | u128::from(digit);
+    }
+    Ok(value)
+}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u128);
+
+        impl $name {
+            #[must_use]
+            pub const fn to_bytes(self) -> [u8; 16] {
+                self.0.to_be_bytes()
+            }
+
+            #[must_use]
+            pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+                Self(u128::from_be_bytes(bytes))
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let text = encode(self.0);
+                f.write_str(std::str::from_utf8(&text).unwrap_or_default())
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = IdError;
+
+            fn from_str(text: &str) -> Result<Self, IdError> {
+                decode(text.as_bytes()).map(Self)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let text = encode(self.0);
+                serializer.serialize_str(std::str::from_utf8(&text).unwrap_or_default())
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+
+        impl utoipa::PartialSchema for $name {
+            fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+                utoipa::openapi::ObjectBuilder::new()
+                    .schema_type(utoipa::openapi::schema::Type::String)
+                    .pattern(Some("^[0-7][0-9a-hjkmnp-tv-zA-HJKMNP-TV-Z]{25}$"))
+                    .examples([example()])
+                    .into()
+            }
+        }
+
+        impl utoipa::ToSchema for $name {}
+    };
+}
+
+fn example() -> &'static str {
+    "01k9zq3v8g7m4x2r5w6t0n1pbc"
+}
+
+id! {
+    /// A timed event with its offers.
+    SaleId
+}
+
+id! {
+    /// One product in a sale.
+    OfferId
+}
+
+id! {
+    /// One order, minted with the pass that may become it. See [`OrderId::compose`] for its parts.
+    OrderId
+}
+
+/// How many buyer buckets there are. Tables partition by them, so a look-up by order id hits one place.
+pub const BUYER_BUCKETS: u16 = 1 << 10;
+
+const TIME_SHIFT: u32 = 80;
+const BUCKET_SHIFT: u32 = 70;
+const RANDOM_SHIFT: u32 = 32;
+const RANDOM_BITS: u32 = 38;
+
+impl OrderId {
+    /// 48 bits of milliseconds, 10 of buyer bucket, 38 random, and 32 of a keyed tag that `tag` computes over the
+    /// first 96 bits (and the buyer, which the caller's closure knows).
+    #[must_use]
+    pub fn compose(at: UnixMs, bucket: u16, random: u64, tag: impl FnOnce(u128) -> u32) -> Self {
+        let time = u128::from(at.0.max(0).unsigned_abs() & ((1 << 48) - 1));
+        let bucket = u128::from(bucket % BUYER_BUCKETS);
+        let random = u128::from(random & ((1 << RANDOM_BITS) - 1));
+        let untagged = (time << TIME_SHIFT) | (bucket << BUCKET_SHIFT) | (random << RANDOM_SHIFT);
+        Self(untagged | u128::from(tag(untagged)))
+    }
+
+    /// When the pass that carries this id was given.
+    #[must_use]
+    pub fn minted_at(self) -> UnixMs {
+        UnixMs(i64::try_from(self.0 >> TIME_SHIFT).unwrap_or(i64::MAX))
+    }
+
+    #[must_use]
+    pub fn bucket(self) -> u16 {
+        let bucket = (self.0 >> BUCKET_SHIFT) & u128::from(BUYER_BUCKETS - 1);
+        u16::try_from(bucket).unwrap_or(0)
+    }
+
+    /// The id without its tag: what the tag was computed over.
+    #[must_use]
+    pub const fn untagged(self) -> u128 {
+        self.0 & !0xffff_ffff
+    }
+
+    #[must_use]
+    pub fn tag(self) -> u32 {
+        u32::try_from(self.0 & 0xffff_ffff).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn text_and_bits_are_the_same_thing(value: u128) {
+            let id = OrderId(value);
+            prop_assert_eq!(id.to_string().parse::<OrderId>(), Ok(id));
+            prop_assert_eq!(id.to_string().to_uppercase().parse::<OrderId>(), Ok(id));
+            prop_assert_eq!(OrderId::from_bytes(id.to_bytes()), id);
+        }
+
+        #[test]
+        fn text_sorts_like_the_bits(a: u128, b: u128) {
+            prop_assert_eq!(SaleId(a).to_string().cmp(&SaleId(b).to_string()), a.cmp(&b));
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,40}") {
+            let _ = text.parse::<OfferId>();
+        }
+
+        #[test]
+        fn an_order_id_gives_its_parts_back(at in 0_i64..(1 << 47), bucket in 0_u16..1024, random: u64, tag: u32) {
+            let id = OrderId::compose(UnixMs(at), bucket, random, |_| tag);
+            prop_assert_eq!(id.minted_at(), UnixMs(at));
+            prop_assert_eq!(id.bucket(), bucket);
+            prop_assert_eq!(id.tag(), tag);
+            prop_assert_eq!(id.untagged() | u128::from(tag), id.0);
+        }
+    }
+
+    #[test]
+    fn what_is_no_id_is_refused() {
+        for text in [
+            "",
+            "0",
+            "01k9zq3v8g7m4x2r5w6t0n1pbcd",
+            "81k9zq3v8g7m4x2r5w6t0n1pbc",
+            "0ik9zq3v8g7m4x2r5w6t0n1pbc",
+        ] {
+            assert_eq!(text.parse::<SaleId>(), Err(IdError), "{text}");
+        }
+    }
+}

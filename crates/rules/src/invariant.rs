@@ -1,0 +1,115 @@
+//! The promises as checks over plain numbers. The auditor, the tests and the simulator name the same invariants.
+
+use std::collections::BTreeMap;
+
+use crate::buyer::BuyerId;
+use crate::id::{OfferId, OrderId};
+
+/// An offer's books at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Books {
+    pub offer: OfferId,
+    pub stock: u32,
+    /// Units the gate would still give away.
+    pub free: u32,
+    /// Units queued or awaiting payment.
+    pub held: u32,
+    /// Units paid for.
+    pub sold: u32,
+    /// Units given back in the ledger, not yet in the gate.
+    pub returning: u32,
+    /// The counter the ledger keeps of live units.
+    pub live_counter: u32,
+    /// Live units as summed over the ledger's orders.
+    pub live_units: u32,
+}
+
+/// One order as the invariants see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveOrder {
+    pub order: OrderId,
+    pub offer: OfferId,
+    pub buyer: BuyerId,
+}
+
+/// A promise that does not hold, with its evidence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    #[error("oversold: offer {offer} has {live} live units of a stock of {stock}")]
+    Oversold { offer: OfferId, live: u32, stock: u32 },
+    #[error("counter: offer {offer} counts {counter} live units, its orders hold {live}")]
+    Counter { offer: OfferId, counter: u32, live: u32 },
+    #[error("units: offer {offer}: free + held + sold + returning = {sum}, its stock is {stock}")]
+    Units { offer: OfferId, sum: u64, stock: u32 },
+    #[error("one live order: a buyer of offer {offer} has both {first} and {second}")]
+    OneLiveOrder { offer: OfferId, first: OrderId, second: OrderId },
+}
+
+/// Promises 1 and 2 for an offer at a quiet moment.
+#[must_use]
+pub fn check_books(books: &Books) -> Vec<Violation> {
+    let Books { offer, stock, free, held, sold, returning, live_counter, live_units } = *books;
+    let mut violations = Vec::new();
+    if live_units > stock {
+        violations.push(Violation::Oversold { offer, live: live_units, stock });
+    }
+    if live_counter != live_units {
+        violations.push(Violation::Counter { offer, counter: live_counter, live: live_units });
+    }
+    let sum = u64::from(free) + u64::from(held) + u64::from(sold) + u64::from(returning);
+    if sum != u64::from(stock) {
+        violations.push(Violation::Units { offer, sum, stock });
+    }
+    violations
+}
+
+/// Promise 3 over all live orders.
+#[must_use]
+pub fn check_one_live_order(orders: &[LiveOrder]) -> Vec<Violation> {
+    let mut first: BTreeMap<(OfferId, &BuyerId), OrderId> = BTreeMap::new();
+    let mut violations = Vec::new();
+    for LiveOrder { order, offer, buyer } in orders {
+        if let Some(earlier) = first.insert((*offer, buyer), *order) {
+            violations.push(Violation::OneLiveOrder { offer: *offer, first: earlier, second: *order });
+        }
+    }
+    violations
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clean() -> Books {
+        Books {
+            offer: OfferId(1),
+            stock: 10,
+            free: 3,
+            held: 4,
+            sold: 2,
+            returning: 1,
+            live_counter: 6,
+            live_units: 6,
+        }
+    }
+
+    #[test]
+    fn clean_books_pass() {
+        assert_eq!(check_books(&clean()), []);
+    }
+
+    #[test]
+    fn each_violation_is_found() {
+        let oversold = Books { live_units: 11, live_counter: 11, ..clean() };
+        assert!(matches!(check_books(&oversold)[..], [Violation::Oversold { .. }]));
+        let counter = Books { live_counter: 5, ..clean() };
+        assert!(matches!(check_books(&counter)[..], [Violation::Counter { .. }]));
+        for stranded in [Books { free: 2, ..clean() }, Books { free: u32::MAX, ..clean() }] {
+            assert!(matches!(check_books(&stranded)[..], [Violation::Units { .. }]));
+        }
+        let buyer = BuyerId::parse("ann").unwrap();
+        let live = |order| LiveOrder { order: OrderId(order), offer: OfferId(1), buyer: buyer.clone() };
+        assert_eq!(check_one_live_order(&[live(1)]), []);
+        assert_eq!(check_one_live_order(&[live(1), live(2)]).len(), 1);
+    }
+}

@@ -1,0 +1,161 @@
+//! Money in minor units with an ISO 4217 currency. Integers only, checked arithmetic only.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rusty_money::iso;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use utoipa::ToSchema;
+
+/// The largest amount accepted, in minor units: large enough for any shop, small enough that a hundred times it
+/// is still exact in every JSON parser (2^53).
+pub const AMOUNT_MAX: i64 = 10_000_000_000_000;
+
+/// An amount of minor units (cents, 分) of one currency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Money {
+    /// Minor units, for example cents.
+    #[schema(minimum = 0, maximum = 10_000_000_000_000_i64)]
+    pub amount: i64,
+    pub currency: Currency,
+}
+
+impl Money {
+    /// `self` times a quantity; `None` when it would leave the range of money.
+    #[must_use]
+    pub fn times(self, quantity: u32) -> Option<Self> {
+        let amount = self.amount.checked_mul(i64::from(quantity))?;
+        Some(Self { amount, currency: self.currency })
+    }
+
+    /// The sum; `None` when the currencies differ or it would leave the range of money.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Option<Self> {
+        if self.currency != other.currency {
+            return None;
+        }
+        Some(Self { amount: self.amount.checked_add(other.amount)?, currency: self.currency })
+    }
+}
+
+/// A currency of ISO 4217, by its three letters.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Currency([u8; 3]);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is not a currency of ISO 4217 such as CNY, EUR or USD")]
+pub struct CurrencyError;
+
+impl Currency {
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+
+    /// How many digits the minor unit has: 2 for CNY, 0 for JPY.
+    #[must_use]
+    pub fn exponent(&self) -> u32 {
+        iso::find(self.as_str()).map_or(2, |currency| currency.exponent)
+    }
+}
+
+impl FromStr for Currency {
+    type Err = CurrencyError;
+
+    fn from_str(text: &str) -> Result<Self, CurrencyError> {
+        let letters: [u8; 3] = text.as_bytes().try_into().map_err(|_| CurrencyError)?;
+        let known = letters.iter().all(u8::is_ascii_uppercase) && iso::find(text).is_some();
+        if known { Ok(Self(letters)) } else { Err(CurrencyError) }
+    }
+}
+
+impl fmt::Display for Currency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Debug for Currency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl Serialize for Currency {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for Currency {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl utoipa::PartialSchema for Currency {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+        utoipa::openapi::ObjectBuilder::new()
+            .schema_type(utoipa::openapi::schema::Type::String)
+            .description(Some("A currency of ISO 4217."))
+            .pattern(Some("^[A-Z]{3}$"))
+            .examples(["CNY"])
+            .into()
+    }
+}
+
+impl ToSchema for Currency {}
+
+/// `1499.00 CNY`: for people, never for machines.
+impl fmt::Display for Money {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let exponent = self.currency.exponent();
+        let scale = 10_i64.checked_pow(exponent).unwrap_or(1);
+        let width = usize::try_from(exponent).unwrap_or(0);
+        let (whole, part) = (self.amount / scale, (self.amount % scale).abs());
+        if width == 0 {
+            write!(f, "{whole} {}", self.currency)
+        } else {
+            write!(f, "{whole}.{part:0width$} {}", self.currency)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn money(amount: i64, currency: &str) -> Money {
+        Money { amount, currency: currency.parse().unwrap() }
+    }
+
+    #[test]
+    fn arithmetic_is_checked() {
+        assert_eq!(money(149_900, "CNY").times(3), Some(money(449_700, "CNY")));
+        assert_eq!(money(i64::MAX, "CNY").times(2), None);
+        assert_eq!(money(1, "CNY").plus(money(1, "EUR")), None);
+        assert_eq!(money(i64::MAX, "EUR").plus(money(1, "EUR")), None);
+        assert_eq!(money(AMOUNT_MAX, "CNY").times(100), Some(money(AMOUNT_MAX * 100, "CNY")));
+    }
+
+    #[test]
+    fn only_currencies_of_the_table_are_read() {
+        for bad in ["", "cny", "RMB", "CN", "CNYY", "元元元", "12 "] {
+            assert_eq!(bad.parse::<Currency>(), Err(CurrencyError), "{bad}");
+        }
+    }
+
+    #[test]
+    fn fractions_are_not_truncated_but_refused() {
+        let read = serde_json::from_str::<Money>(r#"{"amount": 1.5, "currency": "CNY"}"#);
+        assert!(read.is_err());
+    }
+
+    #[test]
+    fn people_see_the_right_number_of_digits() {
+        assert_eq!(money(149_905, "CNY").to_string(), "1499.05 CNY");
+        assert_eq!(money(1_500, "JPY").to_string(), "1500 JPY");
+    }
+}

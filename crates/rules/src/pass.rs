@@ -1,0 +1,254 @@
+//! Passes (动态 Token): the signed, short-lived right of one buyer to try one offer.
+//!
+//! A pass carries the id of the order it may become, so a retry with the same pass is the same request. It is
+//! checked from its own bytes alone: refusing a forged one costs one HMAC and no look-up.
+
+use aws_lc_rs::{constant_time, digest, hmac};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use crate::buyer::{BUYER_BYTES_MAX, BuyerId};
+use crate::id::{BUYER_BUCKETS, OfferId, OrderId};
+use crate::time::UnixMs;
+
+const VERSION: u8 = 1;
+/// Bytes before the buyer: version, key id, expiry (6), offer (16), order (16).
+const HEAD_BYTES: usize = 40;
+/// The HMAC-SHA256 is cut to 128 bits: the pass travels with every try.
+const TAG_BYTES: usize = 16;
+const PASS_BYTES_MAX: usize = HEAD_BYTES + BUYER_BYTES_MAX + TAG_BYTES;
+/// Longest pass as text, in characters.
+pub const PASS_CHARS_MAX: usize = PASS_BYTES_MAX.div_ceil(3) * 4;
+/// A secret shorter than this is refused when settings are read.
+pub const SECRET_BYTES_MIN: usize = 32;
+
+/// What a pass says. `buyer` borrows from the reader's buffer: checking a pass allocates nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pass<'a> {
+    pub buyer: &'a str,
+    pub offer: OfferId,
+    pub order: OrderId,
+    pub expires_at: UnixMs,
+}
+
+/// The text is no pass of ours: forged, garbled, or signed with a key that is no longer live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this is not a valid pass")]
+pub struct PassInvalid;
+
+/// Room for one decoded pass.
+#[derive(Debug)]
+pub struct PassBuffer([u8; PASS_BYTES_MAX]);
+
+impl Default for PassBuffer {
+    fn default() -> Self {
+        Self([0; PASS_BYTES_MAX])
+    }
+}
+
+/// The live keys: new passes are signed with the current one; the previous one is still honoured, so that secrets
+/// can rotate during a sale.
+#[derive(Debug)]
+pub struct PassKeys {
+    current: PassKey,
+    previous: Option<PassKey>,
+}
+
+#[derive(Debug)]
+struct PassKey {
+    id: u8,
+    sign: hmac::Key,
+    tag: hmac::Key,
+}
+
+impl PassKey {
+    fn derive(secret: &[u8]) -> Self {
+        let root = hmac::Key::new(hmac::HMAC_SHA256, secret);
+        let derive = |label: &[u8]| hmac::sign(&root, label);
+        let id = derive(b"doorbuster key id v1").as_ref().first().copied().unwrap_or(0);
+        Self {
+            id,
+            sign: hmac::Key::new(hmac::HMAC_SHA256, derive(b"doorbuster pass v1").as_ref()),
+            tag: hmac::Key::new(hmac::HMAC_SHA256, derive(b"doorbuster order tag v1").as_ref()),
+        }
+    }
+
+    fn order_tag(&self, untagged: u128, buyer: &str) -> u32 {
+        let mut context = hmac::Context::with_key(&self.tag);
+        context.update(&untagged.to_be_bytes());
+        context.update(buyer.as_bytes());
+        context.sign().as_ref().first_chunk().map_or(0, |head| u32::from_be_bytes(*head))
+    }
+}
+
+impl PassKeys {
+    #[must_use]
+    pub fn new(secret: &[u8], previous: Option<&[u8]>) -> Self {
+        Self { current: PassKey::derive(secret), previous: previous.map(PassKey::derive) }
+    }
+
+    /// A new order id for this buyer. `random` is the caller's randomness: this crate has none.
+    #[must_use]
+    pub fn mint_order_id(&self, buyer: &BuyerId, at: UnixMs, random: u64) -> OrderId {
+        OrderId::compose(at, bucket_of(buyer.as_str()), random, |untagged| {
+            self.current.order_tag(untagged, buyer.as_str())
+        })
+    }
+
+    /// Whether this id was minted here for this buyer.
+    #[must_use]
+    pub fn owns(&self, order: OrderId, buyer: &str) -> bool {
+        let matches = |key: &PassKey| key.order_tag(order.untagged(), buyer) == order.tag();
+        matches(&self.current) || self.previous.as_ref().is_some_and(matches)
+    }
+
+    #[must_use]
+    pub fn sign(&self, pass: &Pass<'_>) -> String {
+        let mut bytes = Vec::with_capacity(PASS_BYTES_MAX);
+        bytes.push(VERSION);
+        bytes.push(self.current.id);
+        bytes.extend_from_slice(pass.expires_at.0.to_be_bytes().get(2..).unwrap_or_default());
+        bytes.extend_from_slice(&pass.offer.to_bytes());
+        bytes.extend_from_slice(&pass.order.to_bytes());
+        bytes.extend_from_slice(pass.buyer.as_bytes());
+        let tag = hmac::sign(&self.current.sign, &bytes);
+        bytes.extend_from_slice(tag.as_ref().get(..TAG_BYTES).unwrap_or_default());
+        URL_SAFE_NO_PAD.encode(bytes)
+    }
+
+    /// Reads a pass and checks its signature. Expiry is the caller's to judge: an expired pass may still name an
+    /// order that its buyer wants to see.
+    pub fn read<'a>(&self, text: &str, buffer: &'a mut PassBuffer) -> Result<Pass<'a>, PassInvalid> {
+        if text.len() > PASS_CHARS_MAX {
+            return Err(PassInvalid);
+        }
+        let length = URL_SAFE_NO_PAD.decode_slice(text, &mut buffer.0).map_err(|_| PassInvalid)?;
+        let bytes = buffer.0.get(..length).ok_or(PassInvalid)?;
+        let (signed, tag) = bytes.split_last_chunk::<TAG_BYTES>().ok_or(PassInvalid)?;
+        let (head, buyer) = signed.split_first_chunk::<HEAD_BYTES>().ok_or(PassInvalid)?;
+        self.verify(head, signed, tag)?;
+        parse(head, buyer).ok_or(PassInvalid)
+    }
+
+    fn verify(&self, head: &[u8; HEAD_BYTES], signed: &[u8], tag: &[u8]) -> Result<(), PassInvalid> {
+        let [version, key_id, ..] = *head;
+        let keys = [Some(&self.current), self.previous.as_ref()];
+        let candidates = keys.into_iter().flatten().filter(|key| version == VERSION && key.id == key_id);
+        for key in candidates {
+            let expected = hmac::sign(&key.sign, signed);
+            let expected = expected.as_ref().get(..TAG_BYTES).unwrap_or_default();
+            if constant_time::verify_slices_are_equal(expected, tag).is_ok() {
+                return Ok(());
+            }
+        }
+        Err(PassInvalid)
+    }
+}
+
+fn parse<'a>(head: &[u8; HEAD_BYTES], buyer: &'a [u8]) -> Option<Pass<'a>> {
+    let expiry = head.get(2..8)?;
+    let expires_at = expiry.iter().fold(0_i64, |value, byte| (value << 8) | i64::from(*byte));
+    let id = |range| head.get(range).and_then(|bytes: &[u8]| <[u8; 16]>::try_from(bytes).ok());
+    Some(Pass {
+        buyer: std::str::from_utf8(buyer).ok()?,
+        offer: OfferId::from_bytes(id(8..24)?),
+        order: OrderId::from_bytes(id(24..40)?),
+        expires_at: UnixMs(expires_at),
+    })
+}
+
+/// The buyer's bucket: not keyed, because it must outlive every rotation of the keys.
+fn bucket_of(buyer: &str) -> u16 {
+    let hash = digest::digest(&digest::SHA256, buyer.as_bytes());
+    hash.as_ref().first_chunk().map_or(0, |head| u16::from_be_bytes(*head)) % BUYER_BUCKETS
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECRET: &[u8] = b"a secret of at least thirty-two bytes";
+    const OLD_SECRET: &[u8] = b"the secret that was used before this one";
+
+    fn keys() -> PassKeys {
+        PassKeys::new(SECRET, None)
+    }
+
+    fn pass(buyer: &str) -> Pass<'_> {
+        let expires_at = UnixMs(1_800_000_000_000);
+        Pass { buyer, offer: OfferId(7), order: OrderId(u128::MAX / 3), expires_at }
+    }
+
+    fn reads(keys: &PassKeys, text: &str) -> bool {
+        keys.read(text, &mut PassBuffer::default()).is_ok()
+    }
+
+    #[test]
+    fn a_pass_says_what_was_signed() {
+        let text = keys().sign(&pass("ann"));
+        let mut buffer = PassBuffer::default();
+        assert_eq!(keys().read(&text, &mut buffer), Ok(pass("ann")));
+    }
+
+    #[test]
+    fn the_longest_buyer_fits() {
+        let buyer = "x".repeat(BUYER_BYTES_MAX);
+        let text = keys().sign(&pass(&buyer));
+        assert!(text.len() <= PASS_CHARS_MAX);
+        assert!(reads(&keys(), &text));
+    }
+
+    #[test]
+    fn no_bit_can_be_changed() {
+        let text = keys().sign(&pass("ann"));
+        let bytes = URL_SAFE_NO_PAD.decode(&text).unwrap();
+        for bit in 0..bytes.len() * 8 {
+            let mut forged = bytes.clone();
+            forged[bit / 8] ^= 1 << (bit % 8);
+            assert!(!reads(&keys(), &URL_SAFE_NO_PAD.encode(forged)), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_corpus_of_bad_passes_is_refused() {
+        let good = keys().sign(&pass("ann"));
+        let doubled = format!("{good}{good}");
+        let padded = format!("{good}=");
+        let spaced = format!(" {good}");
+        let cut = &good[..good.len() - 1];
+        let huge = "A".repeat(1 << 16);
+        let short = URL_SAFE_NO_PAD.encode([1_u8; 55]);
+        let bad =
+            ["", "x", "null", "....", &doubled, &padded, &spaced, cut, &huge, &short, "通行证", "\0", "+/+/"];
+        for text in bad {
+            assert!(!reads(&keys(), text), "{text:.40}");
+        }
+    }
+
+    #[test]
+    fn secrets_rotate_without_breaking_live_passes() {
+        let old = PassKeys::new(OLD_SECRET, None).sign(&pass("ann"));
+        let rotated = PassKeys::new(SECRET, Some(OLD_SECRET));
+        assert!(reads(&rotated, &old));
+        assert!(reads(&PassKeys::new(SECRET, None), &rotated.sign(&pass("ann"))));
+        assert!(!reads(&PassKeys::new(SECRET, None), &old));
+    }
+
+    #[test]
+    fn an_order_id_belongs_to_its_buyer_alone() {
+        let ann = BuyerId::parse("ann").unwrap();
+        let id = keys().mint_order_id(&ann, UnixMs(1_800_000_000_000), 42);
+        assert!(keys().owns(id, "ann"));
+        assert!(!keys().owns(id, "bob"));
+        assert_eq!(id.bucket(), bucket_of("ann"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_reading_panic(text in ".{0,300}") {
+            prop_assert!(!reads(&keys(), &text));
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! What travels over HTTP: the JSON of the outside contract, once, for the server and for its clients.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::id::{OfferId, OrderId, SaleId};
+use crate::money::Money;
+use crate::order::{Reason, State};
+use crate::sale::{ChallengeKind, Phase, RegistrationKind, SaleState};
+use crate::time::UnixMs;
+
+/// A try: the pass says who and what, the body how many.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OrderRequest {
+    pub pass: String,
+    #[schema(minimum = 1, maximum = 100)]
+    pub quantity: u32,
+}
+
+/// An order as its buyer sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OrderView {
+    pub id: OrderId,
+    pub sale_id: SaleId,
+    pub offer_id: OfferId,
+    pub quantity: u32,
+    pub price: Money,
+    pub total: Money,
+    pub state: State,
+    pub reason: Option<Reason>,
+    /// Grows by one with every change of this order.
+    pub seq: u32,
+    #[schema(value_type = String, format = DateTime)]
+    pub created_at: UnixMs,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub pay_by: Option<UnixMs>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub paid_at: Option<UnixMs>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub closed_at: Option<UnixMs>,
+}
+
+/// A list and where it goes on.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Page<T> {
+    pub items: Vec<T>,
+    pub next_cursor: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ServerTime {
+    #[schema(value_type = String, format = DateTime)]
+    pub now: UnixMs,
+    pub now_ms: i64,
+}
+
+/// A pass, and the id of the order it may become.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct PassGiven {
+    pub pass: String,
+    pub order_id: OrderId,
+    #[schema(value_type = String, format = DateTime)]
+    pub expires_at: UnixMs,
+}
+
+/// A sale as a page shows it: no live numbers.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct SaleView {
+    pub id: SaleId,
+    pub title: String,
+    pub state: SaleState,
+    pub phase: Phase,
+    #[schema(value_type = String, format = DateTime)]
+    pub opens_at: UnixMs,
+    #[schema(value_type = String, format = DateTime)]
+    pub closes_at: UnixMs,
+    pub pay_within_s: u32,
+    pub challenge: ChallengeKind,
+    pub registration: RegistrationKind,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub registration_opens_at: Option<UnixMs>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub registration_closes_at: Option<UnixMs>,
+    pub offers: Vec<OfferView>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct OfferView {
+    pub id: OfferId,
+    pub name: String,
+    pub description: Option<String>,
+    pub image: Option<String>,
+    pub list_price: Option<Money>,
+    pub price: Money,
+    pub max_per_order: u32,
+}
+
+/// What a page may say about what is left.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Availability {
+    pub sale_id: SaleId,
+    pub offers: Vec<OfferAvailability>,
+    /// How many buyers signed up.
+    pub registrations: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct OfferAvailability {
+    pub offer_id: OfferId,
+    pub state: AvailabilityState,
+    /// When the earliest unpaid order must be paid: about then units may come back.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub next_return_at: Option<UnixMs>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AvailabilityState {
+    Upcoming,
+    Open,
+    /// Open, with less than a tenth of the stock left.
+    Few,
+    /// Nothing free now; unpaid units may come back.
+    SoldOut,
+    /// Nothing free and nothing that could come back.
+    AllPaid,
+    Closed,
+}
+
+/// The buyer's own standing.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Me {
+    pub buyer: String,
+    pub strikes: u32,
+    pub strikes_limit: u32,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub blocked_until: Option<UnixMs>,
+    pub registrations: Vec<RegistrationView>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct RegistrationView {
+    pub sale_id: SaleId,
+    #[schema(value_type = String, format = DateTime)]
+    pub registered_at: UnixMs,
+}
+
+/// A sale as its operator sees it.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct OperatorSale {
+    #[serde(flatten)]
+    pub sale: SaleView,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub publish_at: Option<UnixMs>,
+    pub rehearsal: bool,
+    /// Stock by offer, in the order of `offers`.
+    pub stock: Vec<OfferStock>,
+    pub registrations: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct OfferStock {
+    pub offer_id: OfferId,
+    pub stock: u32,
+}
+
+/// A sale's live numbers.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Stats {
+    pub sale_id: SaleId,
+    pub state: SaleState,
+    pub phase: Phase,
+    pub offers: Vec<OfferStats>,
+    pub funnel: Funnel,
+    pub queue: QueueStats,
+    pub registrations: u64,
+}
+
+/// `free + held + sold + returning = stock` when all is quiet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OfferStats {
+    pub offer_id: OfferId,
+    pub stock: u32,
+    pub free: u32,
+    /// Units queued or awaiting payment.
+    pub held: u32,
+    /// Units paid for.
+    pub sold: u32,
+    /// Units given back in the ledger, not yet in the gate.
+    pub returning: u32,
+}
+
+/// How many came how far. Counted since this process started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Funnel {
+    pub passes: u64,
+    pub tries: u64,
+    pub granted: u64,
+    pub sold_out: u64,
+    pub already_ordered: u64,
+    pub not_open: u64,
+    pub too_fast: u64,
+    pub busy: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct QueueStats {
+    /// Claims not yet recorded and releases not yet in the gate.
+    pub depth: u64,
+    /// Age of the oldest of them, in milliseconds.
+    pub lag_ms: u64,
+}
+
+/// An error document by RFC 9457, with a stable `code`.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub title: String,
+    pub status: u16,
+    pub detail: String,
+    pub code: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub order_id: Option<OrderId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub until: Option<UnixMs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub available: Option<u32>,
+}
+
+macro_rules! codes {
+    ($($name:ident = $status:literal $text:literal $title:literal;)*) => {
+        /// Every refusal there is. The names are stable: clients branch on them.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Code { $(#[doc = $title] $name,)* }
+
+        impl Code {
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            #[must_use]
+            pub const fn status(self) -> u16 {
+                match self { $(Self::$name => $status,)* }
+            }
+
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+
+            /// The refusal in a sentence that a person understands.
+            #[must_use]
+            pub const fn title(self) -> &'static str {
+                match self { $(Self::$name => $title,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    Malformed = 400 "malformed" "The request could not be read.";
+    Unauthorized = 401 "unauthorized" "A valid token is needed.";
+    SignatureInvalid = 401 "signature_invalid" "The signature does not match.";
+    NotRegistered = 403 "not_registered" "This sale is for buyers who registered before it.";
+    Blocked = 403 "blocked" "You cannot take part for now.";
+    ChallengeFailed = 403 "challenge_failed" "The check was not passed. Please do a new one.";
+    PassInvalid = 403 "pass_invalid" "This is not a valid pass for this offer.";
+    PassExpired = 403 "pass_expired" "This pass has expired. Please get a new one.";
+    ForeignOrigin = 403 "foreign_origin" "This page may not connect here.";
+    NotFound = 404 "not_found" "There is nothing here.";
+    MethodNotAllowed = 405 "method_not_allowed" "This address does not take that method.";
+    SoldOut = 409 "sold_out" "Sold out.";
+    NotEnough = 409 "not_enough" "Fewer units are left than you asked for.";
+    AlreadyOrdered = 409 "already_ordered" "You already have an order of this offer.";
+    Paused = 409 "paused" "The shop has paused the sale. Please stay here.";
+    PassReused = 409 "pass_reused" "This pass was already used with another quantity.";
+    NotCancellable = 409 "not_cancellable" "This order can no longer be cancelled.";
+    NotPayable = 409 "not_payable" "This order cannot be paid.";
+    NotYet = 409 "not_yet" "The order is still being confirmed.";
+    RegistrationClosed = 409 "registration_closed" "Registration is not open.";
+    StockBelowLive = 409 "stock_below_live" "The stock cannot go below what is queued, held or sold.";
+    NotEditable = 409 "not_editable" "This can no longer be changed once the sale is published.";
+    WrongState = 409 "wrong_state" "The sale is not in a state that allows this.";
+    KeyReused = 409 "key_reused" "This Idempotency-Key was used for another request.";
+    Ended = 410 "ended" "This sale is over.";
+    TooLarge = 413 "too_large" "The request is too large.";
+    UnsupportedMediaType = 415 "unsupported_media_type" "The body must be application/json.";
+    InvalidRequest = 422 "invalid_request" "A field is not as it must be.";
+    NotOpen = 425 "not_open" "Not open yet.";
+    TooFast = 429 "too_fast" "Too fast. Please wait a moment.";
+    Internal = 500 "internal" "Something went wrong on our side.";
+    Busy = 503 "busy" "Very busy. Nothing happened; please try again.";
+    Unsure = 503 "unsure" "It is not certain whether this happened. Repeat the same pass, or look at the order.";
+    NotReady = 503 "not_ready" "Starting up. Please try again in a moment.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_unique_and_their_statuses_are_errors() {
+        let mut names: Vec<_> = Code::ALL.iter().map(|code| code.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Code::ALL.len());
+        assert!(Code::ALL.iter().all(|code| (400..600).contains(&code.status())));
+    }
+
+    #[test]
+    fn a_quantity_is_a_whole_number_or_nothing() {
+        for bad in ["null", "1.0", "\"1\"", "-1", "1e3", "99999999999", "true", "[1]"] {
+            let json = format!(r#"{{"pass":"p","quantity":{bad}}}"#);
+            assert!(serde_json::from_str::<OrderRequest>(&json).is_err(), "{bad}");
+        }
+        assert!(serde_json::from_str::<OrderRequest>(r#"{"pass":"p"}"#).is_err());
+        assert!(serde_json::from_str::<OrderRequest>(r#"{"pass":"p","quantity":1}"#).is_ok());
+    }
+}
