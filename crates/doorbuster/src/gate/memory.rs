@@ -1,0 +1,449 @@
+//! The gate in memory: decides who gets a unit, atomically, in nanoseconds. It owns no truth (the ledger can rebuild
+//! it) and does no I/O: a grant is *pending* until the queue says that it is durable.
+//!
+//! Locks: one per shard of buyers. A grant, a repeat and a release of one buyer meet there. A buyer of whom the gate
+//! knows nothing and who cannot be granted anything is refused without any lock.
+
+use std::collections::HashMap;
+use std::hash::Hasher as _;
+use std::sync::Arc;
+
+use rules::admission::{Door, Known, Verdict, admit};
+use rules::id::{OfferId, OrderId};
+use rules::sale::{SaleState, Window};
+use rules::time::UnixMs;
+use siphasher::sip128::{Hasher128 as _, SipHasher13};
+use tokio::sync::oneshot;
+
+use super::room::{Permit, Room};
+use super::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
+use super::table::{Entry, Key, Mark, OFFERS_MAX, Table};
+
+/// Shards of buyers. More than any machine has cores, so that two buyers rarely meet at a lock.
+const SHARDS: usize = 256;
+
+/// One try of a buyer, as its pass tells it.
+#[derive(Clone, Copy, Debug)]
+pub struct Try<'a> {
+    pub buyer: &'a str,
+    pub order: OrderId,
+    pub quantity: u32,
+    pub pass_expires_at: UnixMs,
+}
+
+/// What the gate says to a try.
+#[derive(Debug)]
+pub enum Decision {
+    /// The units are taken. The grant must be handed to the queue, which commits it or rolls it back.
+    Granted(Grant),
+    /// Anything else.
+    Answer(Verdict),
+    /// The answer hangs on a grant of this buyer that is not durable yet. Ask again when it is.
+    Wait(oneshot::Receiver<Outcome>),
+}
+
+/// How a pending grant ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Durable.
+    Committed,
+    /// Certainly nothing happened.
+    RolledBack,
+    /// Nobody knows until the journal is read again.
+    Unsure,
+}
+
+/// Units taken, not yet durable. Whoever holds it owes the gate a [`MemoryGate::commit`] or
+/// [`MemoryGate::roll_back`]; the queue does that, never the request, which may hang up.
+#[derive(Debug)]
+#[must_use = "units are taken: commit it or roll it back"]
+pub struct Grant {
+    pub offer: Arc<OfferGate>,
+    pub order: OrderId,
+    pub quantity: u32,
+    /// Room in the queue, kept until the order is recorded.
+    pub permit: Permit,
+    key: Key,
+}
+
+/// An offer as the gate knows it.
+#[derive(Debug)]
+pub struct OfferGate {
+    pub offer: OfferId,
+    offer_no: u32,
+    free: AtomicU32,
+    state: AtomicU32,
+    opens_at: AtomicU64,
+    closes_at: AtomicU64,
+    /// The ledger's `change_no` that the gate has seen last: an older change has already been counted.
+    change_no: AtomicU64,
+}
+
+impl OfferGate {
+    #[must_use]
+    pub fn free(&self) -> u32 {
+        self.free.load(Ordering::Acquire)
+    }
+
+    #[must_use]
+    pub fn door(&self, now: UnixMs) -> Door {
+        let state = match self.state.load(Ordering::Acquire) {
+            0 => SaleState::Draft,
+            1 => SaleState::Published,
+            2 => SaleState::Paused,
+            _ => SaleState::Ended,
+        };
+        let window = Window {
+            opens_at: from_bits(self.opens_at.load(Ordering::Acquire)),
+            closes_at: from_bits(self.closes_at.load(Ordering::Acquire)),
+        };
+        Door::at(state, window, now)
+    }
+
+    fn set_door(&self, state: SaleState, window: Window) {
+        let state = match state {
+            SaleState::Draft => 0,
+            SaleState::Published => 1,
+            SaleState::Paused => 2,
+            SaleState::Ended => 3,
+        };
+        self.opens_at.store(to_bits(window.opens_at), Ordering::Release);
+        self.closes_at.store(to_bits(window.closes_at), Ordering::Release);
+        self.state.store(state, Ordering::Release);
+    }
+
+    /// Takes units if enough are free; otherwise says how many are.
+    fn take(&self, quantity: u32) -> Result<(), u32> {
+        let take = |free: u32| free.checked_sub(quantity);
+        self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).map(|_| ())
+    }
+
+    fn put_back(&self, quantity: u32) {
+        // Saturating: a defect elsewhere must not wrap into a sale of four billion units.
+        let _ = self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| Some(free.saturating_add(quantity)));
+    }
+}
+
+fn to_bits(at: UnixMs) -> u64 {
+    at.0.max(0).unsigned_abs()
+}
+
+fn from_bits(bits: u64) -> UnixMs {
+    UnixMs(i64::try_from(bits).unwrap_or(i64::MAX))
+}
+
+/// What the ledger knows of an offer when the gate learns of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Seed {
+    pub offer: OfferId,
+    pub state: SaleState,
+    pub window: Window,
+    /// Stock less live units.
+    pub free: u32,
+    pub change_no: u64,
+}
+
+/// An order the gate must know from the start.
+#[derive(Clone, Copy, Debug)]
+pub struct SeedOrder<'a> {
+    pub buyer: &'a str,
+    pub order: OrderId,
+    pub quantity: u32,
+    pub pass_expires_at: UnixMs,
+    /// Ended orders are loaded too while their pass has not expired: spent passes stay spent.
+    pub live: bool,
+}
+
+#[derive(Debug)]
+struct Shard {
+    table: Table,
+    locked: Mutex<Locked>,
+}
+
+#[derive(Debug, Default)]
+struct Locked {
+    /// Who waits for a pending grant, by order.
+    waiters: HashMap<OrderId, Vec<oneshot::Sender<Outcome>>>,
+    /// Spent passes whose buyer has had another order since; order -> expiry.
+    spent: HashMap<OrderId, u32>,
+}
+
+/// The gate of one machine.
+#[derive(Debug)]
+pub struct MemoryGate {
+    shards: Box<[Shard]>,
+    hash_keys: (u64, u64),
+    room: Arc<Room>,
+    offers: Mutex<HashMap<OfferId, Arc<OfferGate>>>,
+}
+
+impl MemoryGate {
+    /// `queue_capacity` bounds the claims that are granted and not yet recorded. `hash_keys` must be secret and
+    /// random: buyers choose their names.
+    #[must_use]
+    pub fn new(queue_capacity: usize, hash_keys: (u64, u64)) -> Self {
+        let shard = || Shard { table: Table::new(), locked: Mutex::new(Locked::default()) };
+        Self {
+            shards: std::iter::repeat_with(shard).take(SHARDS).collect(),
+            hash_keys,
+            room: Arc::new(Room::new(queue_capacity)),
+            offers: Mutex::new(HashMap::new()),
+        }
+    }
+
+    #[must_use]
+    pub fn room(&self) -> &Arc<Room> {
+        &self.room
+    }
+
+    /// Lets the gate know an offer. An offer it knows already keeps its units: a preheat of a live gate is harmless.
+    /// `None` when more offers are known than the gate has numbers for.
+    pub fn seed(&self, seed: &Seed) -> Option<Arc<OfferGate>> {
+        let mut offers = self.offers.lock();
+        if let Some(known) = offers.get(&seed.offer) {
+            return Some(Arc::clone(known));
+        }
+        let offer_no = u32::try_from(offers.len()).ok().filter(|number| *number < OFFERS_MAX)?;
+        let offer = Arc::new(OfferGate {
+            offer: seed.offer,
+            offer_no,
+            free: AtomicU32::new(seed.free),
+            state: AtomicU32::new(0),
+            opens_at: AtomicU64::new(0),
+            closes_at: AtomicU64::new(0),
+            change_no: AtomicU64::new(seed.change_no),
+        });
+        offer.set_door(seed.state, seed.window);
+        offers.insert(seed.offer, Arc::clone(&offer));
+        Some(offer)
+    }
+
+    /// Loads an order of the ledger before the doors open. Live orders were already subtracted from the seed's units.
+    pub fn seed_order(&self, offer: &OfferGate, order: &SeedOrder<'_>) {
+        let key = self.key(offer, order.buyer);
+        let Some(shard) = self.shard(key) else { return };
+        let mut locked = shard.locked.lock();
+        let expiry = expiry_s(order.pass_expires_at);
+        let known = shard.table.get(key).filter(|entry| entry.mark == Mark::Live);
+        if known.is_some() && !order.live {
+            locked.spent.insert(order.order, expiry);
+            return;
+        }
+        if let Some(earlier) = shard.table.get(key) {
+            locked.spent.insert(OrderId(earlier.order), earlier.pass_expires_at_s);
+        }
+        let mark = if order.live { Mark::Live } else { Mark::Ended };
+        let entry = entry(offer, mark, order.order, order.quantity, expiry);
+        shard.table.set(key, &entry, |_| true);
+    }
+
+    /// Takes units that the journal granted before the process ended and the ledger has not recorded yet.
+    /// `false` when they are not there: the books and the journal disagree.
+    pub fn replay(&self, offer: &OfferGate, order: &SeedOrder<'_>) -> bool {
+        let taken = offer.take(order.quantity).is_ok();
+        self.seed_order(offer, order);
+        taken
+    }
+
+    #[must_use]
+    pub fn offer(&self, offer: OfferId) -> Option<Arc<OfferGate>> {
+        self.offers.lock().get(&offer).map(Arc::clone)
+    }
+
+    /// Tries to take the units for the buyer: one atomic step.
+    ///
+    /// Never blocks on anything but the buyer's shard, and on that only when the buyer is known here or may be
+    /// granted. A repeat with the same order takes nothing.
+    pub fn claim(&self, offer: &Arc<OfferGate>, attempt: &Try<'_>, now: UnixMs) -> Decision {
+        let key = self.key(offer, attempt.buyer);
+        let Some(shard) = self.shard(key) else { return Decision::Answer(Verdict::Busy) };
+        let door = offer.door(now);
+        // Units first, then the table: if this buyer's own grant took the last units, its slot is visible by now,
+        // because a grant writes its slot before it takes them.
+        let free = offer.free();
+        let hopeless = door != Door::Open || free < attempt.quantity;
+        if hopeless && !shard.table.contains(key) {
+            return Decision::Answer(admit(Known::Nothing, door, free, attempt.quantity, || false));
+        }
+        self.claim_locked(shard, key, offer, attempt, now)
+    }
+
+    fn claim_locked(&self, shard: &Shard, key: Key, offer: &Arc<OfferGate>, attempt: &Try<'_>, now: UnixMs) -> Decision {
+        let mut locked = shard.locked.lock();
+        let before = shard.table.get(key);
+        if before.is_some_and(|entry| entry.mark == Mark::Pending) {
+            let order = before.map_or(attempt.order, |entry| OrderId(entry.order));
+            let (send, receive) = oneshot::channel();
+            locked.waiters.entry(order).or_default().push(send);
+            return Decision::Wait(receive);
+        }
+        let known = known(before, &locked, attempt.order);
+        // The door is read again under the lock: closing it ends with a walk over all locks, so that no grant is
+        // given by someone who saw it open before.
+        let door = offer.door(now);
+        let mut permit = None;
+        let verdict = admit(known, door, offer.free(), attempt.quantity, || {
+            permit = self.room.reserve();
+            permit.is_some()
+        });
+        let (Verdict::Granted, Some(permit)) = (verdict, permit) else { return Decision::Answer(verdict) };
+        let now_s = expiry_s(now);
+        let keep = |entry: &Entry| keeps(entry, now_s);
+        let pending = entry(offer, Mark::Pending, attempt.order, attempt.quantity, expiry_s(attempt.pass_expires_at));
+        shard.table.set(key, &pending, keep);
+        if let Err(free) = offer.take(attempt.quantity) {
+            let nothing = before.unwrap_or(Entry { mark: Mark::Vacant, ..pending });
+            shard.table.set(key, &nothing, keep);
+            return Decision::Answer(admit(known, door, free, attempt.quantity, || false));
+        }
+        if let Some(ended) = before.filter(|entry| entry.mark == Mark::Ended && entry.pass_expires_at_s >= now_s) {
+            locked.spent.retain(|_, expiry| *expiry >= now_s);
+            locked.spent.insert(OrderId(ended.order), ended.pass_expires_at_s);
+        }
+        let (order, quantity) = (attempt.order, attempt.quantity);
+        Decision::Granted(Grant { offer: Arc::clone(offer), order, quantity, permit, key })
+    }
+
+    /// The grant is durable: who waits for it may know.
+    pub fn commit(&self, grant: &Grant) {
+        self.end_pending(grant, Mark::Live, Outcome::Committed);
+    }
+
+    /// The grant certainly did not happen: its units are free again, and its buyer may try again with the same pass.
+    pub fn roll_back(&self, grant: &Grant) {
+        if self.end_pending(grant, Mark::Vacant, Outcome::RolledBack) {
+            grant.offer.put_back(grant.quantity);
+        }
+    }
+
+    /// Nobody knows whether the grant is durable. Nothing is restored; who waits is told so.
+    pub fn leave_unsure(&self, grant: &Grant) {
+        let Some(shard) = self.shard(grant.key) else { return };
+        let waiters = shard.locked.lock().waiters.remove(&grant.order);
+        tell(waiters, Outcome::Unsure);
+    }
+
+    fn end_pending(&self, grant: &Grant, mark: Mark, outcome: Outcome) -> bool {
+        let Some(shard) = self.shard(grant.key) else { return false };
+        let mut locked = shard.locked.lock();
+        let pending = |entry: &Entry| entry.mark == Mark::Pending && entry.order == grant.order.0;
+        let Some(entry) = shard.table.get(grant.key).filter(pending) else { return false };
+        shard.table.set(grant.key, &Entry { mark, ..entry }, |_| true);
+        let waiters = locked.waiters.remove(&grant.order);
+        drop(locked);
+        tell(waiters, outcome);
+        true
+    }
+
+    /// The order ended in the ledger: its units are free at once and its pass is spent.
+    ///
+    /// Only the buyer's live order of exactly this id lets go of units, so a second release of the same order, or a
+    /// late one after the buyer has ordered again, changes nothing. `false` says so.
+    pub fn release(&self, offer: &OfferGate, buyer: &str, order: OrderId) -> bool {
+        let key = self.key(offer, buyer);
+        let Some(shard) = self.shard(key) else { return false };
+        let _locked = shard.locked.lock();
+        let live = |entry: &Entry| entry.mark == Mark::Live && entry.order == order.0;
+        let Some(entry) = shard.table.get(key).filter(live) else { return false };
+        shard.table.set(key, &Entry { mark: Mark::Ended, ..entry }, |_| true);
+        offer.put_back(u32::from(entry.quantity));
+        true
+    }
+
+    /// Adds units that the ledger has already added. A change the gate has seen is ignored.
+    pub fn raise(&self, offer: &OfferGate, units: u32, change_no: u64) -> bool {
+        let newer = offer.change_no.fetch_max(change_no, Ordering::AcqRel) < change_no;
+        if newer {
+            offer.put_back(units);
+        }
+        newer
+    }
+
+    /// Gives up free units, before the ledger lowers its stock. When fewer are free, nothing happens and the answer
+    /// says how many are.
+    pub fn surrender(&self, offer: &OfferGate, units: u32) -> Result<(), u32> {
+        offer.take(units)
+    }
+
+    /// Takes a surrender back: the ledger did not lower its stock.
+    pub fn take_back(&self, offer: &OfferGate, units: u32) {
+        offer.put_back(units);
+    }
+
+    /// Opens, pauses or closes. When this returns, no grant is given any more by the old door.
+    pub fn set_door(&self, offer: &OfferGate, state: SaleState, window: Window) {
+        offer.set_door(state, window);
+        for shard in &self.shards {
+            drop(shard.locked.lock());
+        }
+    }
+
+    /// Forgets spent passes that have expired.
+    pub fn forget_expired(&self, now: UnixMs) {
+        let now_s = expiry_s(now);
+        for shard in &self.shards {
+            let mut locked = shard.locked.lock();
+            locked.spent.retain(|_, expiry| *expiry >= now_s);
+            shard.table.retain(|entry| keeps(entry, now_s));
+        }
+    }
+
+    #[inline]
+    fn key(&self, offer: &OfferGate, buyer: &str) -> Key {
+        let mut hasher = SipHasher13::new_with_keys(self.hash_keys.0, self.hash_keys.1);
+        hasher.write(&offer.offer.to_bytes());
+        hasher.write(buyer.as_bytes());
+        let hash = hasher.finish128();
+        Key { high: hash.h1, low: hash.h2 }
+    }
+
+    #[inline]
+    fn shard(&self, key: Key) -> Option<&Shard> {
+        let index = usize::try_from(key.low).unwrap_or(0) % SHARDS;
+        self.shards.get(index)
+    }
+}
+
+fn known(before: Option<Entry>, locked: &Locked, order: OrderId) -> Known {
+    if !locked.spent.is_empty() && locked.spent.contains_key(&order) {
+        return Known::SameEnded;
+    }
+    match before {
+        None => Known::Nothing,
+        Some(entry) => match entry.mark {
+            Mark::Vacant => Known::Nothing,
+            Mark::Ended if entry.order == order.0 => Known::SameEnded,
+            Mark::Ended => Known::Nothing,
+            Mark::Pending | Mark::Live if entry.order == order.0 => {
+                Known::SameLive { quantity: u32::from(entry.quantity) }
+            }
+            Mark::Pending | Mark::Live => Known::OtherLive { order: OrderId(entry.order) },
+        },
+    }
+}
+
+fn entry(offer: &OfferGate, mark: Mark, order: OrderId, quantity: u32, pass_expires_at_s: u32) -> Entry {
+    let quantity = u8::try_from(quantity).unwrap_or(u8::MAX);
+    Entry { mark, order: order.0, quantity, offer_no: offer.offer_no, pass_expires_at_s }
+}
+
+/// Live orders are always remembered; ended ones as long as their pass could come again.
+fn keeps(entry: &Entry, now_s: u32) -> bool {
+    match entry.mark {
+        Mark::Pending | Mark::Live => true,
+        Mark::Ended => entry.pass_expires_at_s >= now_s,
+        Mark::Vacant => false,
+    }
+}
+
+/// Whole seconds, rounded up: a pass is never forgotten early.
+fn expiry_s(at: UnixMs) -> u32 {
+    u32::try_from(at.0.max(0).unsigned_abs().div_ceil(1_000)).unwrap_or(u32::MAX)
+}
+
+fn tell(waiters: Option<Vec<oneshot::Sender<Outcome>>>, outcome: Outcome) {
+    for waiter in waiters.unwrap_or_default() {
+        // A waiter that hung up needs no answer.
+        let _ = waiter.send(outcome);
+    }
+}

@@ -1,0 +1,129 @@
+//! The clerk: turns batches of claims into orders, one transaction per batch, at the ledger's own pace.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::{LedgerError, Record, Recorded, SqliteLedger};
+use crate::clock::Clock;
+use crate::gate::MemoryGate;
+use crate::outbox::Hub;
+use crate::queue::{JournalHandle, Journaled, Unrecorded};
+use crate::telemetry::Metrics;
+
+/// First and longest wait after the ledger could not be written.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// Smallest batch the clerk shrinks to when the disk is slow.
+const BATCH_MIN: usize = 64;
+
+#[derive(Debug)]
+pub struct Clerk {
+    pub ledger: SqliteLedger,
+    pub gate: Arc<MemoryGate>,
+    pub journal: JournalHandle,
+    pub unrecorded: Arc<Unrecorded>,
+    pub hub: Arc<Hub>,
+    pub clock: Clock,
+    pub metrics: Arc<Metrics>,
+    /// Most claims in one transaction.
+    pub batch: usize,
+    /// How long one transaction may keep the ledger's writer from others.
+    pub batch_time: Duration,
+}
+
+/// Why the clerk stopped.
+#[derive(Debug)]
+pub enum ClerkEnd {
+    /// The journal's thread is gone and everything it handed over is recorded.
+    Done,
+    /// The ledger cannot be trusted any more.
+    Failed(LedgerError),
+}
+
+impl Clerk {
+    /// Works until the journal ends. `hurry` cuts short the waits after a failure: what is not recorded then stays in
+    /// the journal for the next start.
+    pub async fn run(self, mut claims: mpsc::Receiver<Journaled>, hurry: CancellationToken) -> ClerkEnd {
+        let mut batch = Vec::with_capacity(self.batch);
+        let mut size = self.batch.min(BATCH_MIN * 4);
+        loop {
+            batch.clear();
+            if claims.recv_many(&mut batch, size).await == 0 {
+                return ClerkEnd::Done;
+            }
+            let began = self.clock.instant();
+            match self.record(&batch, &hurry).await {
+                Ok(Some(records)) => self.settle(&mut batch, &records),
+                Ok(None) => return ClerkEnd::Done,
+                Err(error) => return ClerkEnd::Failed(error),
+            }
+            let took = began.elapsed();
+            size = self.next_size(size, batch.len(), took);
+        }
+    }
+
+    /// Grows while batches are quick, shrinks when they keep the writer too long.
+    fn next_size(&self, size: usize, recorded: usize, took: Duration) -> usize {
+        let full = recorded >= size;
+        let size = if took > self.batch_time * 2 {
+            size / 2
+        } else if full && took < self.batch_time {
+            size * 2
+        } else {
+            size
+        };
+        size.clamp(BATCH_MIN.min(self.batch), self.batch)
+    }
+
+    /// Records the batch, however long the ledger is unavailable. `None` when told to hurry.
+    async fn record(&self, batch: &[Journaled], hurry: &CancellationToken) -> Result<Option<Vec<Record>>, LedgerError> {
+        let mut wait = RETRY_FIRST;
+        loop {
+            let began = self.clock.instant();
+            let claims = batch.iter().map(|journaled| (journaled.seq, Arc::clone(&journaled.claim))).collect();
+            match self.ledger.record_orders(claims, self.clock.now()).await {
+                Ok(records) => {
+                    self.metrics.clerk_commit(batch.len(), began.elapsed());
+                    return Ok(Some(records));
+                }
+                Err(LedgerError::Unavailable(reason)) => {
+                    tracing::warn!(%reason, claims = batch.len(), "orders could not be recorded; trying again");
+                }
+                Err(error) => return Err(error),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(wait) => wait = (wait * 2).min(RETRY_MAX),
+                () = hurry.cancelled() => return Ok(None),
+            }
+        }
+    }
+
+    fn settle(&self, batch: &mut Vec<Journaled>, records: &[Record]) {
+        let now = self.clock.now();
+        let last = batch.last().map_or(0, |journaled| journaled.seq);
+        for (journaled, record) in batch.iter().zip(records) {
+            let claim = &journaled.claim;
+            if let Recorded::Refused(reason) = record.outcome {
+                // On one machine the gate and the ledger cannot disagree; if they do, people must know.
+                tracing::error!(order_id = %claim.order, reason = reason.as_str(), "defect: the ledger refused a claim");
+                self.metrics.ledger_refused(reason);
+            }
+            if matches!(record.outcome, Recorded::Refused(_) | Recorded::RepeatEnded)
+                && let Some(offer) = self.gate.offer(claim.offer)
+            {
+                self.gate.release(&offer, claim.buyer.as_str(), claim.order);
+            }
+            self.unrecorded.remove(claim.order);
+            if let Some(order) = &record.order {
+                self.hub.publish(&claim.buyer, &Arc::new(order.view()));
+            }
+            self.metrics.order_recorded(claim.claimed_at.ms_until(now));
+        }
+        self.journal.recorded_up_to(last);
+    }
+}
+

@@ -1,0 +1,142 @@
+//! Registrations, blocks and the operator's answered requests in SQLite.
+
+use rules::buyer::BuyerId;
+use rules::id::SaleId;
+use rules::time::UnixMs;
+use rusqlite::{OptionalExtension as _, Row, params};
+
+use super::{Lane, SqliteLedger, column};
+use crate::ledger::{Block, LedgerResult};
+
+/// How long an answer to an Idempotency-Key is kept, in milliseconds: a day.
+const ANSWERS_KEPT_MS: i64 = 86_400_000;
+
+/// The first answer to an operator's request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub request_digest: Vec<u8>,
+    pub status: u16,
+    pub body: String,
+}
+
+impl SqliteLedger {
+    /// Signs a buyer up for a sale and answers since when. Again is harmless: the first time stays.
+    pub async fn register(&self, sale: SaleId, buyer: BuyerId, now: UnixMs) -> LedgerResult<(UnixMs, bool)> {
+        self.transact(Lane::Settle, move |transaction| {
+            let inserted = transaction
+                .prepare_cached(
+                    "insert into registrations (sale_no, buyer, registered_at)
+                     select sale_no, ?2, ?3 from sales where sale_id = ?1 on conflict do nothing",
+                )?
+                .execute(params![sale.to_bytes(), buyer.as_str(), now.0])?;
+            let since = transaction
+                .prepare_cached(
+                    "select registered_at from registrations join sales using (sale_no)
+                     where sale_id = ?1 and buyer = ?2",
+                )?
+                .query_row(params![sale.to_bytes(), buyer.as_str()], |row| column::time(row, 0))?;
+            Ok((since, inserted == 1))
+        })
+        .await
+    }
+
+    /// Takes a registration back; `false` when there was none.
+    pub async fn unregister(&self, sale: SaleId, buyer: BuyerId) -> LedgerResult<bool> {
+        self.transact(Lane::Settle, move |transaction| {
+            let deleted = transaction
+                .prepare_cached(
+                    "delete from registrations where buyer = ?2
+                     and sale_no = (select sale_no from sales where sale_id = ?1)",
+                )?
+                .execute(params![sale.to_bytes(), buyer.as_str()])?;
+            Ok(deleted == 1)
+        })
+        .await
+    }
+
+    /// Every registration; `visit` runs on a reading thread.
+    pub async fn registrations(
+        &self,
+        mut visit: impl FnMut(SaleId, &str, UnixMs) + Send + 'static,
+    ) -> LedgerResult<()> {
+        self.read(move |connection| {
+            let mut statement = connection
+                .prepare("select sale_id, buyer, registered_at from registrations join sales using (sale_no)")?;
+            let mut rows = statement.query([])?;
+            while let Some(row) = rows.next()? {
+                let buyer = row.get_ref(1)?.as_str().map_err(rusqlite::Error::from)?;
+                visit(SaleId(column::id(row, 0)?), buyer, column::time(row, 2)?);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Blocks a buyer until a time; an earlier block is replaced.
+    pub async fn block(&self, block: Block, now: UnixMs) -> LedgerResult<()> {
+        self.transact(Lane::Settle, move |transaction| {
+            transaction.execute(
+                "insert into blocks (buyer, until_at, note, created_at) values (?1, ?2, ?3, ?4)
+                 on conflict (buyer) do update set until_at = ?2, note = ?3, created_at = ?4",
+                params![block.buyer.as_str(), block.until.0, block.note, now.0],
+            )?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Lifts a block; `false` when there was none.
+    pub async fn unblock(&self, buyer: BuyerId) -> LedgerResult<bool> {
+        self.transact(Lane::Settle, move |transaction| {
+            Ok(transaction.execute("delete from blocks where buyer = ?1", [buyer.as_str()])? == 1)
+        })
+        .await
+    }
+
+    /// Every block that is still in force.
+    pub async fn blocks(&self, now: UnixMs) -> LedgerResult<Vec<Block>> {
+        self.read(move |connection| {
+            let mut statement =
+                connection.prepare_cached("select buyer, until_at, note from blocks where until_at > ?1")?;
+            let rows = statement.query_map([now.0], read_block)?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
+    /// The answer given to this Idempotency-Key before, if any.
+    pub async fn answer(&self, key: String) -> LedgerResult<Option<Answer>> {
+        self.read(move |connection| {
+            let found = connection
+                .prepare_cached("select request_digest, status, body from answers where idempotency_key = ?1")?
+                .query_row([key], |row| {
+                    Ok(Answer { request_digest: row.get(0)?, status: row.get(1)?, body: row.get(2)? })
+                })
+                .optional()?;
+            Ok(found)
+        })
+        .await
+    }
+
+    /// Remembers an answer for a day. The first one stays.
+    pub async fn remember_answer(&self, key: String, answer: Answer, now: UnixMs) -> LedgerResult<()> {
+        self.transact(Lane::Settle, move |transaction| {
+            transaction.execute("delete from answers where answered_at < ?1", [now.0 - ANSWERS_KEPT_MS])?;
+            transaction.execute(
+                "insert into answers (idempotency_key, request_digest, status, body, answered_at)
+                 values (?1, ?2, ?3, ?4, ?5) on conflict do nothing",
+                params![key, answer.request_digest, answer.status, answer.body, now.0],
+            )?;
+            Ok(())
+        })
+        .await
+    }
+}
+
+fn read_block(row: &Row<'_>) -> rusqlite::Result<Block> {
+    Ok(Block {
+        buyer: column::word(row, 0, |text| BuyerId::parse(text).ok())?,
+        until: column::time(row, 1)?,
+        note: row.get(2)?,
+    })
+}

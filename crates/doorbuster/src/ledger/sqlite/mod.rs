@@ -1,0 +1,223 @@
+//! The SQLite ledger: one thread writes, a few connections read. Settles go first; the clerk's batches wait for them.
+
+mod buyers;
+
+mod orders;
+
+mod sales;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use anyhow::Context as _;
+use crossbeam_channel::{Receiver, Sender, select_biased};
+use parking_lot::Mutex;
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+use rusqlite_migration::{M, Migrations};
+use tokio::sync::oneshot;
+
+use super::{LedgerError, LedgerResult};
+use crate::queue::sqlite::{CommitFailure, Sharing, classify_commit, open_reader, open_writer};
+
+const MIGRATIONS: &[&str] = &[include_str!("../../../migrations/sqlite/0001_ledger.sql")];
+
+/// Connections that read. Reads are short; more of them would only wait for the same two cores.
+const READERS: usize = 3;
+
+/// Most reads waiting at once; a further one is told that the ledger is unavailable.
+const READS_WAITING_MAX: usize = 4_096;
+
+/// Most writes waiting at once, of either kind.
+const WRITES_WAITING_MAX: usize = 4_096;
+
+/// Pages of WAL after which SQLite copies them into the file (16 MiB of 4 KiB pages): fewer, larger copies than the
+/// default, since many orders touch the same index pages.
+const CHECKPOINT_PAGES: u32 = 4_096;
+
+/// Page cache of the writer, in KiB: the random index of a million orders fits.
+const WRITER_CACHE_KIB: i64 = 131_072;
+
+type Work = Box<dyn FnOnce(&mut Connection) + Send>;
+
+/// Which queue a write waits in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    /// Somebody waits for this answer.
+    Settle,
+    /// The clerk's batches.
+    Clerk,
+}
+
+/// A handle to the ledger; clones share it.
+#[derive(Clone, Debug)]
+pub struct SqliteLedger {
+    settle: Sender<Work>,
+    clerk: Sender<Work>,
+    reads: Sender<Work>,
+    threads: Arc<Mutex<Vec<JoinHandle<()>>>>,
+    incarnation: [u8; 16],
+    path: PathBuf,
+}
+
+impl SqliteLedger {
+    /// Opens or makes the ledger and brings its tables up to date. `new_incarnation` names a ledger that is made now.
+    pub fn open(path: &Path, vfs: Option<&str>, new_incarnation: [u8; 16]) -> anyhow::Result<Self> {
+        let mut writer = open_writer(path, vfs, Sharing::Readers)?;
+        writer.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+        writer.pragma_update(None, "cache_size", -WRITER_CACHE_KIB)?;
+        let migrations = Migrations::new(MIGRATIONS.iter().copied().map(M::up).collect());
+        migrations.to_latest(&mut writer).with_context(|| format!("cannot prepare {}", path.display()))?;
+        writer.execute("insert or ignore into identity values (1, ?1, 0)", [new_incarnation.as_slice()])?;
+        let incarnation = writer.query_row("select incarnation from identity", [], |row| row.get(0))?;
+        let (settle, settles) = crossbeam_channel::bounded(WRITES_WAITING_MAX);
+        let (clerk, batches) = crossbeam_channel::bounded(WRITES_WAITING_MAX);
+        let (reads, read_work) = crossbeam_channel::bounded(READS_WAITING_MAX);
+        let mut threads = vec![spawn("ledger-writer", move || run_writer(writer, &settles, &batches))?];
+        for _ in 0..READERS {
+            let connection = open_reader(path, vfs)?;
+            let read_work = read_work.clone();
+            threads.push(spawn("ledger-reader", move || run_reader(connection, &read_work))?);
+        }
+        let threads = Arc::new(Mutex::new(threads));
+        Ok(Self { settle, clerk, reads, threads, incarnation, path: path.to_owned() })
+    }
+
+    #[must_use]
+    pub fn incarnation(&self) -> &[u8; 16] {
+        &self.incarnation
+    }
+
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits until everything handed in is done and the file is closed. To be called when no other handle is left.
+    pub fn close(self) {
+        let Self { settle, clerk, reads, threads, .. } = self;
+        drop((settle, clerk, reads));
+        for thread in threads.lock().drain(..) {
+            let _ = thread.join();
+        }
+    }
+
+    /// Runs one transaction on the writing thread; it is durable when this returns `Ok`.
+    async fn transact<T: Send + 'static>(
+        &self,
+        lane: Lane,
+        work: impl FnOnce(&Transaction<'_>) -> LedgerResult<T> + Send + 'static,
+    ) -> LedgerResult<T> {
+        let (send, receive) = oneshot::channel();
+        let job: Work = Box::new(move |connection| {
+            // Whoever asked may be gone; the transaction happens all the same.
+            let _ = send.send(in_transaction(connection, work));
+        });
+        let queue = match lane {
+            Lane::Settle => &self.settle,
+            Lane::Clerk => &self.clerk,
+        };
+        queue.try_send(job).map_err(|_| unavailable("too many writes are waiting"))?;
+        receive.await.map_err(|_| LedgerError::Unknown("the ledger's writer is gone".into()))?
+    }
+
+    /// Runs a read beside the writer, on a snapshot of the last commit.
+    async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> LedgerResult<T> + Send + 'static,
+    ) -> LedgerResult<T> {
+        let (send, receive) = oneshot::channel();
+        let job: Work = Box::new(move |connection| {
+            let _ = send.send(work(connection));
+        });
+        self.reads.try_send(job).map_err(|_| unavailable("too many reads are waiting"))?;
+        receive.await.map_err(|_| unavailable("the ledger is closing"))?
+    }
+}
+
+fn unavailable(reason: &str) -> LedgerError {
+    LedgerError::Unavailable(reason.to_owned())
+}
+
+fn in_transaction<T>(
+    connection: &mut Connection,
+    work: impl FnOnce(&Transaction<'_>) -> LedgerResult<T>,
+) -> LedgerResult<T> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let result = work(&transaction)?;
+    transaction.commit().map_err(|error| match classify_commit(&error) {
+        CommitFailure::NothingHappened => LedgerError::Unavailable(error.to_string()),
+        CommitFailure::Unknown => LedgerError::Unknown(error.to_string()),
+    })?;
+    Ok(result)
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).spawn(run).context("cannot start a thread")
+}
+
+fn run_writer(mut connection: Connection, settles: &Receiver<Work>, batches: &Receiver<Work>) {
+    loop {
+        let work = select_biased! {
+            recv(settles) -> work => work,
+            recv(batches) -> work => work,
+        };
+        match work {
+            Ok(work) => work(&mut connection),
+            // Both queues belong to one handle: when one is gone, the other only needs to be emptied.
+            Err(_) => break,
+        }
+    }
+    for work in settles.try_iter().chain(batches.try_iter()) {
+        work(&mut connection);
+    }
+}
+
+fn run_reader(mut connection: Connection, reads: &Receiver<Work>) {
+    for work in reads {
+        work(&mut connection);
+    }
+}
+
+/// Instants, numbers and ids as SQLite keeps them.
+mod column {
+    use rules::time::UnixMs;
+    use rusqlite::Row;
+    use rusqlite::types::{FromSqlError, Type};
+
+    pub fn id(row: &Row<'_>, index: usize) -> rusqlite::Result<u128> {
+        row.get::<_, [u8; 16]>(index).map(u128::from_be_bytes)
+    }
+
+    pub fn count(row: &Row<'_>, index: usize) -> rusqlite::Result<u32> {
+        row.get(index)
+    }
+
+    pub fn number(row: &Row<'_>, index: usize) -> rusqlite::Result<u64> {
+        let value: i64 = row.get(index)?;
+        u64::try_from(value).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(index, value))
+    }
+
+    pub fn time(row: &Row<'_>, index: usize) -> rusqlite::Result<UnixMs> {
+        row.get(index).map(UnixMs)
+    }
+
+    pub fn time_option(row: &Row<'_>, index: usize) -> rusqlite::Result<Option<UnixMs>> {
+        row.get::<_, Option<i64>>(index).map(|at| at.map(UnixMs))
+    }
+
+    /// A word of a closed set, such as a state.
+    pub fn word<T>(row: &Row<'_>, index: usize, parse: impl FnOnce(&str) -> Option<T>) -> rusqlite::Result<T> {
+        let text = row.get_ref(index)?.as_str()?;
+        parse(text).ok_or_else(|| unknown_word(index))
+    }
+
+    pub fn unknown_word(index: usize) -> rusqlite::Error {
+        rusqlite::Error::FromSqlConversionFailure(index, Type::Text, Box::new(FromSqlError::InvalidType))
+    }
+}
+
+/// Rows are counted by SQLite as signed numbers.
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,487 @@
+//! Orders in SQLite: recording them in batches, reading them, ending them.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use rules::buyer::BuyerId;
+use rules::id::{OfferId, OrderId, SaleId};
+use rules::money::Money;
+use rules::order::{self, Event, Reason, State, Status};
+use rules::time::UnixMs;
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params, params_from_iter};
+
+use super::{Lane, SqliteLedger, column, signed};
+use crate::ledger::{Cancelled, LedgerError, LedgerResult, Order, OrderPage, OrderSearch, Record, Recorded};
+use crate::queue::Claim;
+
+/// The columns of an order, in the order [`read_order`] takes them.
+const ORDER_COLUMNS: &str = "orders.order_no, orders.order_id, sales.sale_id, offers.offer_id, orders.buyer,
+    orders.quantity, offers.price_amount, offers.currency, orders.state, orders.reason, orders.holds_units,
+    orders.seq, orders.created_at, orders.pay_by, orders.paid_at, orders.closed_at, orders.pass_expires_at";
+
+const ORDER_TABLES: &str = "orders join offers using (offer_no) join sales using (sale_no)";
+
+/// A live or recently ended order, for rebuilding the gate.
+#[derive(Clone, Debug)]
+pub struct Remembered<'a> {
+    pub offer_no: u64,
+    pub buyer: &'a str,
+    pub order: OrderId,
+    pub quantity: u32,
+    pub pass_expires_at: UnixMs,
+    pub live: bool,
+}
+
+impl SqliteLedger {
+    /// Turns claims into orders: one transaction for the batch and for the clerk's cursor.
+    ///
+    /// Durable when it returns. A retry is harmless: the order id tells a claim that is already recorded. The order of
+    /// the claims is the order of the journal; when units run short (a defect of the gate), the earlier claim wins.
+    pub async fn record_orders(&self, batch: Vec<(u64, Arc<Claim>)>, now: UnixMs) -> LedgerResult<Vec<Record>> {
+        self.transact(Lane::Clerk, move |transaction| record(transaction, &batch, now)).await
+    }
+
+    /// How far the clerk has read the journal.
+    pub async fn cursor(&self) -> LedgerResult<u64> {
+        self.read(|connection| {
+            Ok(connection.query_row("select cursor from identity", [], |row| column::number(row, 0))?)
+        })
+        .await
+    }
+
+    /// An order by its id, whoever owns it.
+    pub async fn order(&self, id: OrderId) -> LedgerResult<Option<Order>> {
+        self.read(move |connection| Ok(find(connection, id)?)).await
+    }
+
+    /// A buyer's orders, newest first.
+    pub async fn orders_of(&self, buyer: BuyerId, before: Option<u64>, limit: u32) -> LedgerResult<OrderPage> {
+        let search = OrderSearch { buyer: Some(buyer), before, limit, ..OrderSearch::default() };
+        self.search_orders(search).await
+    }
+
+    /// A buyer's orders that hold units.
+    pub async fn live_orders_of(&self, buyer: BuyerId, limit: u32) -> LedgerResult<Vec<Order>> {
+        self.read(move |connection| {
+            let sql = format!(
+                "select {ORDER_COLUMNS} from {ORDER_TABLES} where orders.buyer = ?1 and orders.slot = 0 limit ?2"
+            );
+            let mut statement = connection.prepare_cached(&sql)?;
+            let rows = statement.query_map(params![buyer.as_str(), limit], read_order)?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
+    /// Orders that match, newest first.
+    pub async fn search_orders(&self, search: OrderSearch) -> LedgerResult<OrderPage> {
+        self.read(move |connection| Ok(find_page(connection, &search)?)).await
+    }
+
+    /// Closes an unpaid order of this buyer. Durable when it returns; a retry finds it closed.
+    pub async fn cancel_order(&self, id: OrderId, buyer: BuyerId, now: UnixMs) -> LedgerResult<Cancelled> {
+        self.transact(Lane::Settle, move |transaction| cancel(transaction, id, &buyer, now)).await
+    }
+
+    /// When the next unpaid order of each of these offers must be paid.
+    pub async fn next_returns(&self, sale: SaleId) -> LedgerResult<HashMap<OfferId, UnixMs>> {
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "select offers.offer_id, min(orders.pay_by)
+                 from orders indexed by orders_due join offers using (offer_no) join sales using (sale_no)
+                 where orders.state = 'awaiting_payment' and orders.pay_by is not null and sales.sale_id = ?1
+                 group by offers.offer_no",
+            )?;
+            let rows = statement.query_map([sale.to_bytes()], |row| {
+                Ok((OfferId(column::id(row, 0)?), column::time(row, 1)?))
+            })?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
+    /// Every order the gate must know at its start: the live ones, and ended ones whose pass has not expired.
+    /// `visit` runs on a reading thread, oldest order first.
+    pub async fn remembered_orders(
+        &self,
+        now: UnixMs,
+        mut visit: impl FnMut(&Remembered<'_>) + Send + 'static,
+    ) -> LedgerResult<()> {
+        self.read(move |connection| {
+            let mut statement = connection.prepare(
+                "select offer_no, buyer, order_id, quantity, pass_expires_at, holds_units from orders
+                 where holds_units = 1 or pass_expires_at >= ?1",
+            )?;
+            let mut rows = statement.query([now.0])?;
+            while let Some(row) = rows.next()? {
+                visit(&Remembered {
+                    offer_no: column::number(row, 0)?,
+                    buyer: row.get_ref(1)?.as_str().map_err(rusqlite::Error::from)?,
+                    order: OrderId(column::id(row, 2)?),
+                    quantity: column::count(row, 3)?,
+                    pass_expires_at: column::time(row, 4)?,
+                    live: row.get(5)?,
+                });
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// What recording needs to know of an offer.
+struct OfferBooks {
+    offer_no: i64,
+    sale_no: i64,
+    sale: SaleId,
+    price: Money,
+    pay_within_s: u32,
+    /// Units that are still to be had, as the batch goes on.
+    left: u32,
+    /// Units taken by this batch.
+    taken: u32,
+}
+
+fn record(transaction: &Transaction<'_>, batch: &[(u64, Arc<Claim>)], now: UnixMs) -> LedgerResult<Vec<Record>> {
+    let mut books: HashMap<OfferId, Option<OfferBooks>> = HashMap::new();
+    for (_, claim) in batch {
+        if let Entry::Vacant(entry) = books.entry(claim.offer) {
+            entry.insert(read_books(transaction, claim.offer)?);
+        }
+    }
+    let fits = who_fits(transaction, batch, &mut books)?;
+    let unknown_offer = Record { outcome: Recorded::Refused(Reason::Internal), order: None };
+    let mut records = vec![unknown_offer; batch.len()];
+    for index in by_buyer(batch) {
+        let (Some((seq, claim)), Some(fits), Some(record)) =
+            (batch.get(index), fits.get(index), records.get_mut(index))
+        else {
+            continue;
+        };
+        let Some(offer) = books.get_mut(&claim.offer).and_then(Option::as_mut) else { continue };
+        *record = record_one(transaction, *seq, claim, *fits, offer, now)?;
+    }
+    for offer in books.values().flatten().filter(|offer| offer.taken > 0) {
+        move_counter(transaction, offer)?;
+    }
+    let last = batch.iter().map(|(seq, _)| *seq).max().unwrap_or(0);
+    transaction.prepare_cached("update identity set cursor = max(cursor, ?1)")?.execute([signed(last)])?;
+    Ok(records)
+}
+
+/// Which claims there are units for. Normally all: the gate counted well. When units run short the earlier claim wins,
+/// and a claim that is already recorded needs none.
+fn who_fits(
+    transaction: &Transaction<'_>,
+    batch: &[(u64, Arc<Claim>)],
+    books: &mut HashMap<OfferId, Option<OfferBooks>>,
+) -> LedgerResult<Vec<bool>> {
+    let mut wanted: HashMap<OfferId, u64> = HashMap::new();
+    for (_, claim) in batch {
+        *wanted.entry(claim.offer).or_default() += u64::from(claim.quantity);
+    }
+    let left = |offer: &OfferId| books.get(offer).and_then(Option::as_ref).map_or(0, |books| u64::from(books.left));
+    if wanted.iter().all(|(offer, units)| *units <= left(offer)) {
+        return Ok(vec![true; batch.len()]);
+    }
+    let mut fits = Vec::with_capacity(batch.len());
+    for (_, claim) in batch {
+        let Some(offer) = books.get_mut(&claim.offer).and_then(Option::as_mut) else {
+            fits.push(false);
+            continue;
+        };
+        let repeat = find(transaction, claim.order)?.is_some();
+        let left = if repeat { Some(offer.left) } else { offer.left.checked_sub(claim.quantity) };
+        offer.left = left.unwrap_or(offer.left);
+        fits.push(left.is_some());
+    }
+    Ok(fits)
+}
+
+/// The batch in the order of the buyers' index, which is where the writer's time goes.
+fn by_buyer(batch: &[(u64, Arc<Claim>)]) -> Vec<usize> {
+    let mut order: Vec<(&str, usize)> =
+        batch.iter().enumerate().map(|(index, (_, claim))| (claim.buyer.as_str(), index)).collect();
+    order.sort_unstable();
+    order.into_iter().map(|(_, index)| index).collect()
+}
+
+fn read_books(transaction: &Transaction<'_>, offer: OfferId) -> rusqlite::Result<Option<OfferBooks>> {
+    transaction
+        .prepare_cached(
+            "select offer_no, sale_no, sale_id, price_amount, currency, pay_within_s, stock - live_units
+             from offers join sales using (sale_no) where offer_id = ?1",
+        )?
+        .query_row([offer.to_bytes()], |row| {
+            Ok(OfferBooks {
+                offer_no: row.get(0)?,
+                sale_no: row.get(1)?,
+                sale: SaleId(column::id(row, 2)?),
+                price: Money { amount: row.get(3)?, currency: column::word(row, 4, |text| text.parse().ok())? },
+                pay_within_s: column::count(row, 5)?,
+                left: column::count(row, 6)?,
+                taken: 0,
+            })
+        })
+        .optional()
+}
+
+fn record_one(
+    transaction: &Transaction<'_>,
+    seq: u64,
+    claim: &Claim,
+    fits: bool,
+    offer: &mut OfferBooks,
+    now: UnixMs,
+) -> LedgerResult<Record> {
+    if !fits {
+        return refuse(transaction, seq, claim, Reason::NoStock, offer, now);
+    }
+    let order = new_order(seq, claim, Event::Recorded, offer, now)?;
+    if insert_order(transaction, &order, offer, now)? {
+        offer.taken = offer.taken.saturating_add(claim.quantity);
+        insert_event(transaction, &order, offer, now)?;
+        return Ok(Record { outcome: Recorded::Recorded, order: Some(Arc::new(order)) });
+    }
+    match find(transaction, claim.order)? {
+        None => refuse(transaction, seq, claim, Reason::OtherLive, offer, now),
+        Some(known) if known.buyer != claim.buyer || known.offer != claim.offer => {
+            // The id names somebody else's order: there is no row that could stand for this claim.
+            Ok(Record { outcome: Recorded::Refused(Reason::IdClash), order: None })
+        }
+        Some(known) => {
+            let live = known.status.holds_units;
+            let outcome = if live { Recorded::RepeatLive } else { Recorded::RepeatEnded };
+            Ok(Record { outcome, order: Some(Arc::new(known)) })
+        }
+    }
+}
+
+/// A refusal is an order row and an event: whoever was told "queued" finds out why not, also after a crash.
+fn refuse(
+    transaction: &Transaction<'_>,
+    seq: u64,
+    claim: &Claim,
+    reason: Reason,
+    offer: &OfferBooks,
+    now: UnixMs,
+) -> LedgerResult<Record> {
+    let order = new_order(seq, claim, Event::Refused(reason), offer, now)?;
+    if insert_order(transaction, &order, offer, now)? {
+        insert_event(transaction, &order, offer, now)?;
+    }
+    Ok(Record { outcome: Recorded::Refused(reason), order: Some(Arc::new(order)) })
+}
+
+fn new_order(seq: u64, claim: &Claim, event: Event, offer: &OfferBooks, now: UnixMs) -> LedgerResult<Order> {
+    let status = order::next(Status::QUEUED, event).map_err(|error| LedgerError::Failed(error.into()))?;
+    let live = status.holds_units;
+    Ok(Order {
+        no: seq,
+        id: claim.order,
+        sale: offer.sale,
+        offer: claim.offer,
+        buyer: claim.buyer.clone(),
+        quantity: claim.quantity,
+        price: offer.price,
+        status,
+        // The claim was the order's first fact, the ledger's word is its second.
+        seq: 2,
+        created_at: claim.claimed_at,
+        pay_by: live.then(|| now.plus_s(offer.pay_within_s)),
+        paid_at: None,
+        closed_at: (!live).then_some(now),
+        pass_expires_at: claim.pass_expires_at,
+    })
+}
+
+/// `false` when the order's id, or another live order of its buyer, is already there.
+fn insert_order(transaction: &Transaction<'_>, order: &Order, offer: &OfferBooks, now: UnixMs) -> LedgerResult<bool> {
+    let inserted = transaction
+        .prepare_cached(
+            "insert into orders (order_no, order_id, offer_no, buyer, quantity, state, reason, seq, holds_units,
+                 slot, created_at, recorded_at, pay_by, closed_at, pass_expires_at)
+             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)
+             on conflict do nothing",
+        )?
+        .execute(params![
+            signed(order.no),
+            order.id.to_bytes(),
+            offer.offer_no,
+            order.buyer.as_str(),
+            order.quantity,
+            order.status.state.as_str(),
+            order.status.reason.map(Reason::as_str),
+            order.seq,
+            order.status.holds_units,
+            slot(order),
+            order.created_at.0,
+            now.0,
+            order.pay_by.map(|at| at.0),
+            order.closed_at.map(|at| at.0),
+            order.pass_expires_at.0,
+        ])?;
+    Ok(inserted == 1)
+}
+
+/// See the table's comment: 0 while live.
+fn slot(order: &Order) -> i64 {
+    if order.status.holds_units { 0 } else { signed(order.no) }
+}
+
+fn insert_event(transaction: &Transaction<'_>, order: &Order, offer: &OfferBooks, now: UnixMs) -> LedgerResult<()> {
+    let kind = match order.status.state {
+        State::Refused => "order.refused",
+        _ => "order.recorded",
+    };
+    transaction
+        .prepare_cached(
+            "insert into events (type, at, sale_no, offer_no, order_no, seq, data) values (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        )?
+        .execute(params![kind, now.0, offer.sale_no, offer.offer_no, signed(order.no), order.seq, event_data(order)])?;
+    Ok(())
+}
+
+/// What changed, as the event's receiver will see it.
+fn event_data(order: &Order) -> String {
+    let state = order.status.state.as_str();
+    match order.status.reason {
+        Some(reason) => format!(r#"{{"state":"{state}","reason":"{}"}}"#, reason.as_str()),
+        None => format!(r#"{{"state":"{state}"}}"#),
+    }
+}
+
+/// The guard: if the counter cannot take what the batch inserted, the whole batch is undone.
+fn move_counter(transaction: &Transaction<'_>, offer: &OfferBooks) -> LedgerResult<()> {
+    let moved = transaction
+        .prepare_cached(
+            "update offers set live_units = live_units + ?1, change_no = change_no + 1
+             where offer_no = ?2 and live_units + ?1 <= stock",
+        )?
+        .execute(params![offer.taken, offer.offer_no])?;
+    if moved == 1 {
+        Ok(())
+    } else {
+        Err(LedgerError::Failed(anyhow::anyhow!("offer {} would be oversold by this batch", offer.offer_no)))
+    }
+}
+
+fn cancel(transaction: &Transaction<'_>, id: OrderId, buyer: &BuyerId, now: UnixMs) -> LedgerResult<Cancelled> {
+    let Some(mut order) = find(transaction, id)?.filter(|order| order.buyer == *buyer) else {
+        return Ok(Cancelled::NotFound);
+    };
+    if order.status.reason == Some(Reason::Cancelled) {
+        return Ok(Cancelled::Before(order));
+    }
+    let Ok(status) = order::next(order.status, Event::Cancelled) else {
+        return Ok(Cancelled::NotCancellable(order.status.state));
+    };
+    order.status = status;
+    order.seq += 1;
+    order.closed_at = Some(now);
+    close(transaction, &order, now)?;
+    Ok(Cancelled::Closed(order))
+}
+
+/// Writes an order that let go of its units: the row, the counter and the event, together.
+fn close(transaction: &Transaction<'_>, order: &Order, now: UnixMs) -> LedgerResult<()> {
+    transaction
+        .prepare_cached(
+            "update orders set state = ?2, reason = ?3, seq = ?4, holds_units = 0, slot = order_no, closed_at = ?5
+             where order_no = ?1",
+        )?
+        .execute(params![
+            signed(order.no),
+            order.status.state.as_str(),
+            order.status.reason.map(Reason::as_str),
+            order.seq,
+            now.0
+        ])?;
+    transaction
+        .prepare_cached(
+            "update offers set live_units = live_units - ?1, change_no = change_no + 1
+             where offer_no = (select offer_no from orders where order_no = ?2)",
+        )?
+        .execute(params![order.quantity, signed(order.no)])?;
+    transaction
+        .prepare_cached(
+            "insert into events (type, at, sale_no, offer_no, order_no, seq, data)
+             select 'order.closed', ?2, sale_no, offer_no, order_no, seq, ?3
+             from orders join offers using (offer_no) where order_no = ?1",
+        )?
+        .execute(params![signed(order.no), now.0, event_data(order)])?;
+    Ok(())
+}
+
+fn find(connection: &Connection, id: OrderId) -> rusqlite::Result<Option<Order>> {
+    let sql = format!("select {ORDER_COLUMNS} from {ORDER_TABLES} where orders.order_id = ?1");
+    connection.prepare_cached(&sql)?.query_row([id.to_bytes()], read_order).optional()
+}
+
+fn find_page(connection: &Connection, search: &OrderSearch) -> rusqlite::Result<OrderPage> {
+    let mut conditions = vec!["1".to_owned()];
+    let mut values: Vec<Value> = Vec::new();
+    let mut add = |condition: &str, value: Value| {
+        values.push(value);
+        conditions.push(format!("{condition} ?{}", values.len()));
+    };
+    if let Some(order) = search.order {
+        add("orders.order_id =", Value::Blob(order.to_bytes().to_vec()));
+    }
+    if let Some(buyer) = &search.buyer {
+        add("orders.buyer =", Value::Text(buyer.as_str().to_owned()));
+    }
+    if let Some(offer) = search.offer {
+        add("offers.offer_id =", Value::Blob(offer.to_bytes().to_vec()));
+    }
+    if let Some(sale) = search.sale {
+        add("sales.sale_id =", Value::Blob(sale.to_bytes().to_vec()));
+    }
+    if let Some(state) = search.state {
+        add("orders.state =", Value::Text(state.as_str().to_owned()));
+    }
+    if let Some(before) = search.before {
+        add("orders.order_no <", Value::Integer(signed(before)));
+    }
+    let limit = usize::try_from(search.limit).unwrap_or(usize::MAX);
+    let sql = format!(
+        "select {ORDER_COLUMNS} from {ORDER_TABLES} where {} order by orders.order_no desc limit {}",
+        conditions.join(" and "),
+        limit.saturating_add(1)
+    );
+    let mut statement = connection.prepare_cached(&sql)?;
+    let rows = statement.query_map(params_from_iter(values), read_order)?;
+    let mut orders: Vec<Order> = rows.collect::<Result<_, _>>()?;
+    let more = orders.len() > limit;
+    orders.truncate(limit);
+    let next = if more { orders.last().map(|order| order.no) } else { None };
+    Ok(OrderPage { orders, next })
+}
+
+fn read_order(row: &Row<'_>) -> rusqlite::Result<Order> {
+    Ok(Order {
+        no: column::number(row, 0)?,
+        id: OrderId(column::id(row, 1)?),
+        sale: SaleId(column::id(row, 2)?),
+        offer: OfferId(column::id(row, 3)?),
+        buyer: column::word(row, 4, |text| BuyerId::parse(text).ok())?,
+        quantity: column::count(row, 5)?,
+        price: Money { amount: row.get(6)?, currency: column::word(row, 7, |text| text.parse().ok())? },
+        status: Status {
+            state: column::word(row, 8, State::parse)?,
+            reason: match row.get_ref(9)?.as_str_or_null()? {
+                None => None,
+                Some(text) => Some(Reason::parse(text).ok_or_else(|| column::unknown_word(9))?),
+            },
+            holds_units: row.get(10)?,
+        },
+        seq: column::count(row, 11)?,
+        created_at: column::time(row, 12)?,
+        pay_by: column::time_option(row, 13)?,
+        paid_at: column::time_option(row, 14)?,
+        closed_at: column::time_option(row, 15)?,
+        pass_expires_at: column::time(row, 16)?,
+    })
+}

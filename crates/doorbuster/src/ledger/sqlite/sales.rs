@@ -1,0 +1,360 @@
+//! Sales, offers and stock in SQLite.
+
+use rules::id::{OfferId, SaleId};
+use rules::money::{Currency, Money};
+use rules::sale::{
+    ChallengeKind, Offer, RegistrationKind, STOCK_MAX, Sale, SaleAction, SaleState, Window,
+};
+use rules::time::UnixMs;
+use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
+
+use super::{Lane, SqliteLedger, column, signed};
+use crate::ledger::{Changed, Counters, LedgerResult, StockChanged};
+
+const SALE_COLUMNS: &str = "sale_no, sale_id, state, title, opens_at, closes_at, pay_within_s, challenge,
+    registration, registration_opens_at, registration_closes_at, publish_at, rehearsal";
+
+/// An offer's number in this ledger, with its counters: what the gate is seeded from.
+#[derive(Clone, Copy, Debug)]
+pub struct OfferRow {
+    pub offer_no: u64,
+    pub sale: SaleId,
+    pub counters: Counters,
+}
+
+impl SqliteLedger {
+    /// Keeps a new draft. The sale's id makes a retry a conflict, not a second sale.
+    pub async fn create_sale(&self, sale: Sale, now: UnixMs) -> LedgerResult<()> {
+        self.transact(Lane::Settle, move |transaction| {
+            insert_sale(transaction, &sale, now)?;
+            note(transaction, "sale.created", sale.id, now)
+        })
+        .await
+    }
+
+    /// Changes a sale as a whole: `change` sees the sale as it is and answers what it becomes, or why not.
+    /// Stock is not changed here; see [`SqliteLedger::change_stock`].
+    pub async fn update_sale(
+        &self,
+        id: SaleId,
+        now: UnixMs,
+        change: impl FnOnce(Sale) -> Changed<Sale> + Send + 'static,
+    ) -> LedgerResult<Changed<Sale>> {
+        self.transact(Lane::Settle, move |transaction| {
+            let Some(before) = read_sale(transaction, id)? else { return Ok(Changed::NotFound) };
+            let changed = change(before.clone());
+            if let Changed::Done(after) = &changed {
+                write_sale(transaction, &before, after)?;
+                note(transaction, "sale.changed", id, now)?;
+            }
+            Ok(changed)
+        })
+        .await
+    }
+
+    /// Publishes, pauses, resumes or ends. Doing what is done already is harmless.
+    pub async fn act_on_sale(&self, id: SaleId, action: SaleAction, now: UnixMs) -> LedgerResult<Changed<Sale>> {
+        self.transact(Lane::Settle, move |transaction| {
+            let Some(mut sale) = read_sale(transaction, id)? else { return Ok(Changed::NotFound) };
+            let Some(state) = action.apply(sale.state) else { return Ok(Changed::WrongState) };
+            if state == sale.state {
+                return Ok(Changed::Done(sale));
+            }
+            sale.state = state;
+            transaction.execute(
+                "update sales set state = ?2, publish_at = null where sale_id = ?1",
+                params![id.to_bytes(), state.as_str()],
+            )?;
+            sale.publish_at = None;
+            let kind = match state {
+                SaleState::Draft => "sale.changed",
+                SaleState::Published => "sale.published",
+                SaleState::Paused => "sale.paused",
+                SaleState::Ended => "sale.ended",
+            };
+            note(transaction, kind, id, now)?;
+            Ok(Changed::Done(sale))
+        })
+        .await
+    }
+
+    /// Throws a draft away. Anything that was ever published stays.
+    pub async fn delete_sale(&self, id: SaleId) -> LedgerResult<Changed<()>> {
+        self.transact(Lane::Settle, move |transaction| {
+            let Some(sale) = read_sale(transaction, id)? else { return Ok(Changed::NotFound) };
+            if sale.state != SaleState::Draft {
+                return Ok(Changed::WrongState);
+            }
+            transaction.execute("delete from sales where sale_id = ?1", [id.to_bytes()])?;
+            Ok(Changed::Done(()))
+        })
+        .await
+    }
+
+    pub async fn sale(&self, id: SaleId) -> LedgerResult<Option<Sale>> {
+        self.read(move |connection| Ok(read_sale(connection, id)?)).await
+    }
+
+    /// Every sale, newest first.
+    pub async fn sales(&self) -> LedgerResult<Vec<Sale>> {
+        self.read(|connection| {
+            let sql = format!("select {SALE_COLUMNS} from sales order by sale_no desc");
+            let mut statement = connection.prepare_cached(&sql)?;
+            let rows = statement.query_map([], read_sale_row)?;
+            let mut sales = Vec::new();
+            for row in rows {
+                let (sale_no, mut sale) = row?;
+                sale.offers = read_offers(connection, sale_no)?;
+                sales.push(sale);
+            }
+            Ok(sales)
+        })
+        .await
+    }
+
+    /// Every offer's number and counters.
+    pub async fn offer_rows(&self) -> LedgerResult<Vec<OfferRow>> {
+        self.read(|connection| {
+            let mut statement = connection.prepare_cached(
+                "select offer_no, sale_id, offer_id, stock, live_units, paid_units, change_no
+                 from offers join sales using (sale_no)",
+            )?;
+            let rows = statement.query_map([], |row| {
+                Ok(OfferRow {
+                    offer_no: column::number(row, 0)?,
+                    sale: SaleId(column::id(row, 1)?),
+                    counters: read_counters(row, 2)?,
+                })
+            })?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
+    /// The counters of a sale's offers, in their order.
+    pub async fn counters(&self, sale: SaleId) -> LedgerResult<Vec<Counters>> {
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "select offer_id, stock, live_units, paid_units, change_no
+                 from offers join sales using (sale_no) where sale_id = ?1 order by position",
+            )?;
+            let rows = statement.query_map([sale.to_bytes()], |row| read_counters(row, 0))?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
+    /// Raises or lowers an offer's stock, never below what is live. A repeat of the same `change_id` returns the first
+    /// result; the same id with another change is told so.
+    pub async fn change_stock(
+        &self,
+        offer: OfferId,
+        change: i64,
+        change_id: String,
+        now: UnixMs,
+    ) -> LedgerResult<StockChanged> {
+        self.transact(Lane::Settle, move |transaction| change_stock(transaction, offer, change, &change_id, now))
+            .await
+    }
+}
+
+fn change_stock(
+    transaction: &Transaction<'_>,
+    offer: OfferId,
+    change: i64,
+    change_id: &str,
+    now: UnixMs,
+) -> LedgerResult<StockChanged> {
+    let counters = transaction
+        .prepare_cached(
+            "select offer_id, stock, live_units, paid_units, change_no, offer_no from offers where offer_id = ?1",
+        )?
+        .query_row([offer.to_bytes()], |row| Ok((read_counters(row, 0)?, row.get::<_, i64>(5)?)))
+        .optional()?;
+    let Some((counters, offer_no)) = counters else { return Ok(StockChanged::NotFound) };
+    let earlier: Option<(i64, u32)> = transaction
+        .prepare_cached("select change, stock_after from stock_changes where offer_no = ?1 and change_id = ?2")?
+        .query_row(params![offer_no, change_id], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    if let Some((first, stock)) = earlier {
+        let same = StockChanged::Done { stock, change_no: counters.change_no, before: true };
+        return Ok(if first == change { same } else { StockChanged::OtherChange });
+    }
+    let stock = i64::from(counters.stock).saturating_add(change);
+    if stock < i64::from(counters.live_units) {
+        return Ok(StockChanged::BelowLive { live: counters.live_units });
+    }
+    let Some(stock) = u32::try_from(stock).ok().filter(|stock| *stock <= STOCK_MAX) else {
+        return Ok(StockChanged::TooMuch);
+    };
+    let change_no = counters.change_no + 1;
+    transaction.execute(
+        "update offers set stock = ?2, change_no = ?3 where offer_no = ?1",
+        params![offer_no, stock, signed(change_no)],
+    )?;
+    transaction.execute(
+        "insert into stock_changes (offer_no, change_id, change, stock_after, changed_at) values (?1, ?2, ?3, ?4, ?5)",
+        params![offer_no, change_id, change, stock, now.0],
+    )?;
+    transaction.execute(
+        "insert into events (type, at, sale_no, offer_no, data)
+         select 'offer.stock_changed', ?2, sale_no, offer_no, ?3 from offers where offer_no = ?1",
+        params![offer_no, now.0, format!(r#"{{"change":{change},"stock":{stock}}}"#)],
+    )?;
+    Ok(StockChanged::Done { stock, change_no, before: false })
+}
+
+fn insert_sale(transaction: &Transaction<'_>, sale: &Sale, now: UnixMs) -> LedgerResult<()> {
+    transaction.execute(
+        "insert into sales (sale_id, state, title, opens_at, closes_at, pay_within_s, challenge, registration,
+             registration_opens_at, registration_closes_at, publish_at, rehearsal, created_at)
+         values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+        params![
+            sale.id.to_bytes(),
+            sale.state.as_str(),
+            sale.title,
+            sale.window.opens_at.0,
+            sale.window.closes_at.0,
+            sale.pay_within_s,
+            sale.challenge.as_str(),
+            sale.registration.as_str(),
+            sale.registration_opens_at.map(|at| at.0),
+            sale.registration_closes_at.map(|at| at.0),
+            sale.publish_at.map(|at| at.0),
+            sale.rehearsal,
+            now.0,
+        ],
+    )?;
+    let sale_no = transaction.last_insert_rowid();
+    for (position, offer) in sale.offers.iter().enumerate() {
+        insert_offer(transaction, sale_no, position, offer)?;
+    }
+    Ok(())
+}
+
+fn insert_offer(transaction: &Transaction<'_>, sale_no: i64, position: usize, offer: &Offer) -> LedgerResult<()> {
+    transaction
+        .prepare_cached(
+            "insert into offers (offer_id, sale_no, position, name, description, image, list_amount, price_amount,
+                 currency, stock, max_per_order)
+             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+        )?
+        .execute(params![
+            offer.id.to_bytes(),
+            sale_no,
+            i64::try_from(position).unwrap_or(i64::MAX),
+            offer.name,
+            offer.description,
+            offer.image,
+            offer.list_price.map(|price| price.amount),
+            offer.price.amount,
+            offer.price.currency.as_str(),
+            offer.stock,
+            offer.max_per_order,
+        ])?;
+    Ok(())
+}
+
+/// Writes what changed. Offers of a draft are written anew; those of a published sale keep rows, stock and counters.
+fn write_sale(transaction: &Transaction<'_>, before: &Sale, after: &Sale) -> LedgerResult<()> {
+    transaction.execute(
+        "update sales set title = ?2, opens_at = ?3, closes_at = ?4, pay_within_s = ?5, challenge = ?6,
+             registration = ?7, registration_opens_at = ?8, registration_closes_at = ?9, publish_at = ?10,
+             rehearsal = ?11
+         where sale_id = ?1",
+        params![
+            after.id.to_bytes(),
+            after.title,
+            after.window.opens_at.0,
+            after.window.closes_at.0,
+            after.pay_within_s,
+            after.challenge.as_str(),
+            after.registration.as_str(),
+            after.registration_opens_at.map(|at| at.0),
+            after.registration_closes_at.map(|at| at.0),
+            after.publish_at.map(|at| at.0),
+            after.rehearsal,
+        ],
+    )?;
+    if before.state == SaleState::Draft {
+        let id = after.id.to_bytes();
+        let sale_no = transaction.query_row("select sale_no from sales where sale_id = ?1", [id], |row| row.get(0))?;
+        transaction.execute("delete from offers where sale_no = ?1", [sale_no])?;
+        for (position, offer) in after.offers.iter().enumerate() {
+            insert_offer(transaction, sale_no, position, offer)?;
+        }
+        return Ok(());
+    }
+    for offer in &after.offers {
+        transaction
+            .prepare_cached("update offers set name = ?2, description = ?3, image = ?4 where offer_id = ?1")?
+            .execute(params![offer.id.to_bytes(), offer.name, offer.description, offer.image])?;
+    }
+    Ok(())
+}
+
+fn note(transaction: &Transaction<'_>, kind: &str, sale: SaleId, now: UnixMs) -> LedgerResult<()> {
+    transaction.execute(
+        "insert into events (type, at, sale_no, data) select ?1, ?2, sale_no, '{}' from sales where sale_id = ?3",
+        params![kind, now.0, sale.to_bytes()],
+    )?;
+    Ok(())
+}
+
+fn read_sale(connection: &Connection, id: SaleId) -> rusqlite::Result<Option<Sale>> {
+    let sql = format!("select {SALE_COLUMNS} from sales where sale_id = ?1");
+    let found = connection.prepare_cached(&sql)?.query_row([id.to_bytes()], read_sale_row).optional()?;
+    let Some((sale_no, mut sale)) = found else { return Ok(None) };
+    sale.offers = read_offers(connection, sale_no)?;
+    Ok(Some(sale))
+}
+
+fn read_sale_row(row: &Row<'_>) -> rusqlite::Result<(i64, Sale)> {
+    let sale = Sale {
+        id: SaleId(column::id(row, 1)?),
+        state: column::word(row, 2, SaleState::parse)?,
+        title: row.get(3)?,
+        window: Window { opens_at: column::time(row, 4)?, closes_at: column::time(row, 5)? },
+        pay_within_s: column::count(row, 6)?,
+        challenge: column::word(row, 7, ChallengeKind::parse)?,
+        registration: column::word(row, 8, RegistrationKind::parse)?,
+        registration_opens_at: column::time_option(row, 9)?,
+        registration_closes_at: column::time_option(row, 10)?,
+        publish_at: column::time_option(row, 11)?,
+        rehearsal: row.get(12)?,
+        offers: Vec::new(),
+    };
+    Ok((row.get(0)?, sale))
+}
+
+fn read_offers(connection: &Connection, sale_no: i64) -> rusqlite::Result<Vec<Offer>> {
+    let mut statement = connection.prepare_cached(
+        "select offer_id, name, description, image, list_amount, price_amount, currency, stock, max_per_order
+         from offers where sale_no = ?1 order by position",
+    )?;
+    let rows = statement.query_map([sale_no], |row| {
+        let currency: Currency = column::word(row, 6, |text| text.parse().ok())?;
+        let list_amount: Option<i64> = row.get(4)?;
+        Ok(Offer {
+            id: OfferId(column::id(row, 0)?),
+            name: row.get(1)?,
+            description: row.get(2)?,
+            image: row.get(3)?,
+            list_price: list_amount.map(|amount| Money { amount, currency }),
+            price: Money { amount: row.get(5)?, currency },
+            stock: column::count(row, 7)?,
+            max_per_order: column::count(row, 8)?,
+        })
+    })?;
+    rows.collect()
+}
+
+fn read_counters(row: &Row<'_>, from: usize) -> rusqlite::Result<Counters> {
+    Ok(Counters {
+        offer: OfferId(column::id(row, from)?),
+        stock: column::count(row, from + 1)?,
+        live_units: column::count(row, from + 2)?,
+        paid_units: column::count(row, from + 3)?,
+        change_no: column::number(row, from + 4)?,
+    })
+}

@@ -1,0 +1,246 @@
+//! The hub: hands a changed order to whoever waits for it, sockets and long polls alike. A push is a hint: what counts
+//! is in the ledger, and a listener that is too slow is cut off and reads it there.
+
+use std::collections::HashMap;
+use std::hash::BuildHasher as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use rules::buyer::BuyerId;
+use rules::id::OrderId;
+use rules::wire::OrderView;
+use tokio::sync::{mpsc, oneshot};
+
+const SHARDS: usize = 64;
+
+/// Changes a listener may lag behind before it is cut off.
+const LISTENER_QUEUE: usize = 64;
+
+type Shards<K, V> = Box<[Mutex<HashMap<K, Vec<V>>>]>;
+
+#[derive(Debug)]
+pub struct Hub {
+    listeners: Shards<BuyerId, (u64, mpsc::Sender<Arc<OrderView>>)>,
+    watchers: Shards<OrderId, (u64, oneshot::Sender<Arc<OrderView>>)>,
+    /// Listeners and watchers together: while it is zero, nobody needs to be looked for.
+    present: AtomicUsize,
+    next_id: AtomicUsize,
+    hasher: std::hash::RandomState,
+}
+
+impl Default for Hub {
+    fn default() -> Self {
+        Self {
+            listeners: shards(),
+            watchers: shards(),
+            present: AtomicUsize::new(0),
+            next_id: AtomicUsize::new(0),
+            hasher: std::hash::RandomState::new(),
+        }
+    }
+}
+
+fn shards<K, V>() -> Shards<K, V> {
+    std::iter::repeat_with(Mutex::default).take(SHARDS).collect()
+}
+
+/// One socket's ear. Dropping it takes it out of the hub.
+#[derive(Debug)]
+pub struct Listener {
+    hub: Arc<Hub>,
+    buyer: BuyerId,
+    id: u64,
+    changes: mpsc::Receiver<Arc<OrderView>>,
+}
+
+/// One long poll's ear for one order. Dropping it takes it out of the hub.
+#[derive(Debug)]
+pub struct Watcher {
+    hub: Arc<Hub>,
+    order: OrderId,
+    id: u64,
+    change: oneshot::Receiver<Arc<OrderView>>,
+}
+
+impl Hub {
+    /// Listens to all changes of a buyer's orders; `None` when the buyer has `per_buyer` listeners already.
+    #[must_use]
+    pub fn listen(self: &Arc<Self>, buyer: &BuyerId, per_buyer: usize) -> Option<Listener> {
+        let (send, changes) = mpsc::channel(LISTENER_QUEUE);
+        let id = self.fresh_id();
+        let mut shard = self.listener_shard(buyer)?.lock();
+        let ears = shard.entry(buyer.clone()).or_default();
+        if ears.len() >= per_buyer {
+            return None;
+        }
+        ears.push((id, send));
+        self.present.fetch_add(1, Ordering::AcqRel);
+        Some(Listener { hub: Arc::clone(self), buyer: buyer.clone(), id, changes })
+    }
+
+    /// Waits for the next change of one order. Subscribe first, then look at the order: no change falls in between.
+    #[must_use]
+    pub fn watch(self: &Arc<Self>, order: OrderId) -> Watcher {
+        let (send, change) = oneshot::channel();
+        let id = self.fresh_id();
+        if let Some(shard) = self.watcher_shard(order) {
+            shard.lock().entry(order).or_default().push((id, send));
+            self.present.fetch_add(1, Ordering::AcqRel);
+        }
+        Watcher { hub: Arc::clone(self), order, id, change }
+    }
+
+    /// Tells everybody who waits for this order. Call it after the commit that changed it.
+    pub fn publish(&self, buyer: &BuyerId, order: &Arc<OrderView>) {
+        if self.present.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        if let Some(shard) = self.watcher_shard(order.id) {
+            let watchers = shard.lock().remove(&order.id).unwrap_or_default();
+            self.present.fetch_sub(watchers.len(), Ordering::AcqRel);
+            for (_, watcher) in watchers {
+                let _ = watcher.send(Arc::clone(order));
+            }
+        }
+        if let Some(shard) = self.listener_shard(buyer) {
+            let mut shard = shard.lock();
+            let Some(ears) = shard.get_mut(buyer) else { return };
+            // A full ear is cut off: its socket closes and the buyer's page reads the order anew.
+            let before = ears.len();
+            ears.retain(|(_, ear)| ear.try_send(Arc::clone(order)).is_ok());
+            self.present.fetch_sub(before - ears.len(), Ordering::AcqRel);
+            if ears.is_empty() {
+                shard.remove(buyer);
+            }
+        }
+    }
+
+    fn fresh_id(&self) -> u64 {
+        u64::try_from(self.next_id.fetch_add(1, Ordering::Relaxed)).unwrap_or(u64::MAX)
+    }
+
+    fn listener_shard(&self, buyer: &BuyerId) -> Option<&Mutex<HashMap<BuyerId, Vec<(u64, mpsc::Sender<Arc<OrderView>>)>>>> {
+        let hash = usize::try_from(self.hasher.hash_one(buyer) & 0xffff).unwrap_or(0);
+        self.listeners.get(hash % SHARDS)
+    }
+
+    fn watcher_shard(&self, order: OrderId) -> Option<&Mutex<HashMap<OrderId, Vec<(u64, oneshot::Sender<Arc<OrderView>>)>>>> {
+        let random = usize::try_from((order.0 >> 32) & 0xffff).unwrap_or(0);
+        self.watchers.get(random % SHARDS)
+    }
+}
+
+/// Takes one ear out of its list, and the list out of the map when it was the last.
+fn leave<K: std::hash::Hash + Eq, V>(hub: &Hub, shard: &Mutex<HashMap<K, Vec<(u64, V)>>>, key: &K, id: u64) {
+    let mut shard = shard.lock();
+    let Some(ears) = shard.get_mut(key) else { return };
+    let before = ears.len();
+    ears.retain(|(ear, _)| *ear != id);
+    hub.present.fetch_sub(before - ears.len(), Ordering::AcqRel);
+    if ears.is_empty() {
+        shard.remove(key);
+    }
+}
+
+impl Listener {
+    /// The next change; `None` when this listener was cut off for being too slow.
+    pub async fn next(&mut self) -> Option<Arc<OrderView>> {
+        self.changes.recv().await
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(shard) = self.hub.listener_shard(&self.buyer) {
+            leave(&self.hub, shard, &self.buyer, self.id);
+        }
+    }
+}
+
+impl Watcher {
+    /// The next change of the order.
+    pub async fn change(&mut self) -> Option<Arc<OrderView>> {
+        (&mut self.change).await.ok()
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        if let Some(shard) = self.hub.watcher_shard(self.order) {
+            leave(&self.hub, shard, &self.order, self.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rules::id::{OfferId, SaleId};
+    use rules::money::Money;
+    use rules::order::State;
+    use rules::time::UnixMs;
+
+    use super::*;
+
+    fn order(id: u128) -> Arc<OrderView> {
+        let price = Money { amount: 1, currency: "CNY".parse().unwrap() };
+        Arc::new(OrderView {
+            id: OrderId(id),
+            sale_id: SaleId(1),
+            offer_id: OfferId(1),
+            quantity: 1,
+            price,
+            total: price,
+            state: State::AwaitingPayment,
+            reason: None,
+            seq: 2,
+            created_at: UnixMs(0),
+            pay_by: None,
+            paid_at: None,
+            closed_at: None,
+        })
+    }
+
+    fn buyer(name: &str) -> BuyerId {
+        BuyerId::parse(name).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_change_reaches_its_buyer_and_nobody_else() {
+        let hub = Arc::new(Hub::default());
+        let (mut ann, mut bob) = (hub.listen(&buyer("ann"), 5).unwrap(), hub.listen(&buyer("bob"), 5).unwrap());
+        let mut watcher = hub.watch(OrderId(1));
+        hub.publish(&buyer("ann"), &order(1));
+        assert_eq!(ann.next().await.unwrap().id, OrderId(1));
+        assert_eq!(watcher.change().await.unwrap().id, OrderId(1));
+        hub.publish(&buyer("bob"), &order(2));
+        assert_eq!(bob.next().await.unwrap().id, OrderId(2));
+    }
+
+    #[tokio::test]
+    async fn who_leaves_leaves_nothing_behind() {
+        let hub = Arc::new(Hub::default());
+        let ears: Vec<_> = (0..5).map(|_| hub.listen(&buyer("ann"), 5).unwrap()).collect();
+        assert!(hub.listen(&buyer("ann"), 5).is_none());
+        drop((ears, hub.watch(OrderId(1))));
+        assert_eq!(hub.present.load(Ordering::Acquire), 0);
+        assert!(hub.listeners.iter().all(|shard| shard.lock().is_empty()));
+        assert!(hub.watchers.iter().all(|shard| shard.lock().is_empty()));
+    }
+
+    #[tokio::test]
+    async fn a_listener_that_is_too_slow_is_cut_off() {
+        let hub = Arc::new(Hub::default());
+        let mut slow = hub.listen(&buyer("ann"), 5).unwrap();
+        for id in 0..=LISTENER_QUEUE {
+            hub.publish(&buyer("ann"), &order(u128::try_from(id).unwrap()));
+        }
+        let mut heard = 0;
+        while slow.next().await.is_some() {
+            heard += 1;
+        }
+        assert_eq!(heard, LISTENER_QUEUE);
+        drop(slow);
+        assert_eq!(hub.present.load(Ordering::Acquire), 0);
+    }
+}

@@ -1,0 +1,340 @@
+//! The journal: an append-only table in a file of its own, with one writing thread.
+//!
+//! While one commit is on its way to the disk, the next batch gathers: the batch grows with the load, and an idle
+//! system commits at once. A buyer is answered after that commit. Nothing here knows HTTP, the ledger's tables or
+//! what a claim will become.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError};
+use rusqlite::{Connection, OptionalExtension as _, params};
+use rusqlite_migration::{M, Migrations};
+use tokio::sync::{mpsc, oneshot};
+
+use super::claim::{self, Claim};
+use super::sqlite::{self, CommitFailure, Sharing};
+use super::unrecorded::Unrecorded;
+use crate::clock::Clock;
+use crate::gate::{Grant, MemoryGate, Outcome, Permit};
+use crate::telemetry::Metrics;
+
+const MIGRATIONS: &[&str] = &[include_str!("../../migrations/journal/0001_entries.sql")];
+
+/// How long an idle journal waits before it drops entries that the ledger has.
+const PRUNE_AFTER_IDLE: Duration = Duration::from_millis(200);
+
+/// Under load, entries are dropped once per so many commits: dropping is work too.
+const COMMITS_PER_PRUNE: u32 = 64;
+
+/// A claim that is durable in the journal, on its way to the clerk.
+#[derive(Debug)]
+pub struct Journaled {
+    /// Its number: the clerk's cursor.
+    pub seq: u64,
+    pub claim: Arc<Claim>,
+    /// Room in the queue: returns when the order is recorded.
+    pub permit: Permit,
+}
+
+/// An opened journal, before its thread runs.
+#[derive(Debug)]
+pub struct Journal {
+    connection: Connection,
+    last_seq: u64,
+}
+
+/// What the journal's thread needs besides its file.
+#[derive(Debug)]
+pub struct JournalParts {
+    pub gate: Arc<MemoryGate>,
+    pub unrecorded: Arc<Unrecorded>,
+    pub clock: Clock,
+    pub metrics: Arc<Metrics>,
+    /// Where durable claims go. Its capacity must be the queue's room: then it is never full.
+    pub clerk: mpsc::Sender<Journaled>,
+    /// Most claims in one commit.
+    pub batch: usize,
+    /// Told once, when the disk can no longer be trusted.
+    pub failed: oneshot::Sender<anyhow::Error>,
+}
+
+/// The way into the journal.
+#[derive(Clone, Debug)]
+pub struct JournalHandle {
+    grants: Sender<Waiting>,
+    recorded: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    grant: Grant,
+    claim: Arc<Claim>,
+    answer: oneshot::Sender<Outcome>,
+}
+
+impl Journal {
+    /// Opens or makes the journal of the ledger with this incarnation, whose clerk has recorded everything up to
+    /// `cursor`. A journal of another ledger, or one that ends before the cursor, is refused: one of the two files
+    /// was replaced, and going on would lose or repeat orders.
+    pub fn open(path: &Path, vfs: Option<&str>, incarnation: &[u8; 16], cursor: u64) -> anyhow::Result<Self> {
+        let mut connection = sqlite::open_writer(path, vfs, Sharing::Exclusive)?;
+        let migrations = Migrations::new(MIGRATIONS.iter().copied().map(M::up).collect());
+        migrations.to_latest(&mut connection).with_context(|| format!("cannot prepare {}", path.display()))?;
+        connection.execute("insert or ignore into identity values (1, ?1)", [incarnation.as_slice()])?;
+        let found: Vec<u8> = connection.query_row("select incarnation from identity", [], |row| row.get(0))?;
+        ensure!(
+            found == incarnation,
+            "{} belongs to another ledger. Put the files of one backup together, or start with an empty data folder.",
+            path.display()
+        );
+        let last: Option<i64> = connection.query_row("select max(last_seq) from entries", [], |row| row.get(0))?;
+        let last_seq = u64::try_from(last.unwrap_or(0)).unwrap_or(0);
+        if cursor > last_seq {
+            bail!(
+                "the ledger has recorded claims up to number {cursor}, but {} ends at {last_seq}: the journal was \
+                 replaced or lost. Restore it from the same moment as the ledger.",
+                path.display()
+            );
+        }
+        Ok(Self { connection, last_seq })
+    }
+
+    /// The claims after `cursor`, oldest first: answered, not yet recorded.
+    pub fn after(&self, cursor: u64) -> anyhow::Result<Vec<(u64, Arc<Claim>)>> {
+        let mut statement = self
+            .connection
+            .prepare("select first_seq, last_seq, claims from entries where last_seq > ?1 order by last_seq")?;
+        let mut rows = statement.query([i64::try_from(cursor)?])?;
+        let mut found = Vec::new();
+        while let Some(row) = rows.next()? {
+            let (first, last): (i64, i64) = (row.get(0)?, row.get(1)?);
+            let claims = claim::decode(row.get_ref(2)?.as_blob()?)?;
+            let numbers = u64::try_from(first)?..=u64::try_from(last)?;
+            ensure!(numbers.clone().count() == claims.len(), "journal entry {last} does not hold what it says");
+            found.extend(numbers.zip(claims).filter(|(seq, _)| *seq > cursor));
+        }
+        Ok(found)
+    }
+
+    /// Starts the writing thread. It ends when every handle is gone and all that was handed in is answered.
+    pub fn start(self, parts: JournalParts) -> anyhow::Result<(JournalHandle, JoinHandle<()>)> {
+        let (send, receive) = crossbeam_channel::bounded(parts.gate.room().capacity());
+        let recorded = Arc::new(AtomicU64::new(0));
+        let writer = Writer {
+            connection: self.connection,
+            next_seq: self.last_seq + 1,
+            grants: receive,
+            recorded: Arc::clone(&recorded),
+            pruned: 0,
+            commits_since_prune: 0,
+            bytes: Vec::new(),
+            parts: Running {
+                gate: parts.gate,
+                unrecorded: parts.unrecorded,
+                clock: parts.clock,
+                metrics: parts.metrics,
+                clerk: parts.clerk,
+                batch: parts.batch,
+            },
+            failed: Some(parts.failed),
+        };
+        let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run())?;
+        Ok((JournalHandle { grants: send, recorded }, thread))
+    }
+}
+
+impl JournalHandle {
+    /// Hands a grant to the journal. From here on the grant is committed or rolled back whatever becomes of the
+    /// caller. The receiver tells how it ended; when it is gone without a word, nobody knows.
+    pub fn append(&self, grant: Grant, claim: Arc<Claim>) -> Result<oneshot::Receiver<Outcome>, Grant> {
+        let (answer, receive) = oneshot::channel();
+        match self.grants.try_send(Waiting { grant, claim, answer }) {
+            Ok(()) => Ok(receive),
+            Err(TrySendError::Full(waiting) | TrySendError::Disconnected(waiting)) => Err(waiting.grant),
+        }
+    }
+
+    /// The ledger has recorded everything up to `seq`: the journal may forget it.
+    pub fn recorded_up_to(&self, seq: u64) {
+        self.recorded.fetch_max(seq, Ordering::AcqRel);
+    }
+}
+
+struct Running {
+    gate: Arc<MemoryGate>,
+    unrecorded: Arc<Unrecorded>,
+    clock: Clock,
+    metrics: Arc<Metrics>,
+    clerk: mpsc::Sender<Journaled>,
+    batch: usize,
+}
+
+struct Writer {
+    connection: Connection,
+    next_seq: u64,
+    grants: Receiver<Waiting>,
+    recorded: Arc<AtomicU64>,
+    pruned: u64,
+    commits_since_prune: u32,
+    bytes: Vec<u8>,
+    parts: Running,
+    failed: Option<oneshot::Sender<anyhow::Error>>,
+}
+
+/// How a batch failed.
+enum AppendError {
+    NothingHappened(anyhow::Error),
+    Unknown(anyhow::Error),
+}
+
+impl Writer {
+    fn run(mut self) {
+        let mut batch = Vec::with_capacity(self.parts.batch);
+        loop {
+            match self.grants.recv_timeout(PRUNE_AFTER_IDLE) {
+                Ok(waiting) => batch.push(waiting),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.prune();
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            let room = self.parts.batch.saturating_sub(batch.len());
+            batch.extend(self.grants.try_iter().take(room));
+            self.write(&mut batch);
+        }
+    }
+
+    fn write(&mut self, batch: &mut Vec<Waiting>) {
+        if self.failed.is_none() {
+            // The file can no longer be trusted; what was not tried certainly did not happen.
+            return self.give_back(batch);
+        }
+        let began = self.parts.clock.instant();
+        match self.append(batch) {
+            Ok(first_seq) => {
+                self.parts.metrics.journal_commit(batch.len(), began.elapsed());
+                self.hand_over(batch, first_seq);
+            }
+            Err(AppendError::NothingHappened(error)) => {
+                tracing::warn!(%error, claims = batch.len(), "the journal could not be written; buyers are told to try again");
+                self.parts.metrics.journal_rolled_back();
+                self.give_back(batch);
+            }
+            Err(AppendError::Unknown(error)) => {
+                tracing::error!(%error, claims = batch.len(), "the journal's commit has an unknown outcome; stopping");
+                self.leave_unsure(batch);
+                self.fail(error);
+            }
+        }
+    }
+
+    /// After a failed sync the kernel may hold pages for clean that never reached the disk: only a new start, which
+    /// reads the file again, knows what is there.
+    fn fail(&mut self, error: anyhow::Error) {
+        if let Some(failed) = self.failed.take() {
+            let _ = failed.send(error.context("the journal's disk can no longer be trusted"));
+        }
+    }
+
+    /// One transaction with the whole batch. When it returns `Ok`, the batch survives a power cut.
+    fn append(&mut self, batch: &[Waiting]) -> Result<u64, AppendError> {
+        use AppendError::NothingHappened;
+        let nothing = |error: rusqlite::Error| NothingHappened(error.into());
+        self.bytes.clear();
+        claim::encode(batch.iter().map(|waiting| &*waiting.claim), &mut self.bytes)
+            .map_err(|error| NothingHappened(error.into()))?;
+        let first_seq = self.next_seq;
+        let last_seq = first_seq + u64::try_from(batch.len()).unwrap_or(1).max(1) - 1;
+        let prune_to = self.prune_to();
+        let transaction = self.connection.transaction().map_err(nothing)?;
+        transaction
+            .prepare_cached("insert into entries (last_seq, first_seq, claims) values (?1, ?2, ?3)")
+            .and_then(|mut insert| insert.execute(params![signed(last_seq), signed(first_seq), self.bytes]))
+            .map_err(nothing)?;
+        if let Some(cursor) = prune_to {
+            drop_up_to(&transaction, cursor).map_err(nothing)?;
+        }
+        transaction.commit().map_err(|error| match sqlite::classify_commit(&error) {
+            CommitFailure::NothingHappened => NothingHappened(error.into()),
+            CommitFailure::Unknown => AppendError::Unknown(error.into()),
+        })?;
+        self.next_seq = last_seq + 1;
+        self.commits_since_prune += 1;
+        if let Some(cursor) = prune_to {
+            self.pruned = cursor;
+            self.commits_since_prune = 0;
+        }
+        Ok(first_seq)
+    }
+
+    fn hand_over(&self, batch: &mut Vec<Waiting>, first_seq: u64) {
+        for (seq, Waiting { grant, claim, answer }) in (first_seq..).zip(batch.drain(..)) {
+            self.parts.gate.commit(&grant);
+            let journaled = Journaled { seq, claim, permit: grant.permit };
+            if self.parts.clerk.try_send(journaled).is_err() {
+                // Shutting down: the claim is on disk and will be read at the next start.
+                tracing::debug!(seq, "the clerk has gone home; the claim waits in the journal");
+            }
+            let _ = answer.send(Outcome::Committed);
+        }
+    }
+
+    fn give_back(&self, batch: &mut Vec<Waiting>) {
+        for Waiting { grant, claim, answer } in batch.drain(..) {
+            self.parts.unrecorded.remove(claim.order);
+            self.parts.gate.roll_back(&grant);
+            let _ = answer.send(Outcome::RolledBack);
+        }
+    }
+
+    fn leave_unsure(&self, batch: &mut Vec<Waiting>) {
+        for Waiting { grant, answer, .. } in batch.drain(..) {
+            self.parts.gate.leave_unsure(&grant);
+            let _ = answer.send(Outcome::Unsure);
+        }
+    }
+
+    fn prune_to(&self) -> Option<u64> {
+        let recorded = self.recorded.load(Ordering::Acquire);
+        (self.commits_since_prune >= COMMITS_PER_PRUNE && recorded > self.pruned).then_some(recorded)
+    }
+
+    fn prune(&mut self) {
+        let recorded = self.recorded.load(Ordering::Acquire);
+        if recorded <= self.pruned || self.failed.is_none() {
+            return;
+        }
+        match drop_up_to(&self.connection, recorded) {
+            Ok(()) => {
+                self.pruned = recorded;
+                self.commits_since_prune = 0;
+            }
+            Err(error) if sqlite::classify_commit(&error) == CommitFailure::Unknown => self.fail(error.into()),
+            // Nothing is lost: the ledger has these claims, and the next try is a moment away.
+            Err(error) => tracing::warn!(%error, "recorded claims could not be dropped from the journal"),
+        }
+    }
+}
+
+/// Drops entries that the ledger has, except the last one: it tells where the journal ends.
+fn drop_up_to(connection: &Connection, cursor: u64) -> rusqlite::Result<()> {
+    let last: Option<i64> = connection
+        .prepare_cached("select max(last_seq) from entries")?
+        .query_row([], |row| row.get(0))
+        .optional()?
+        .flatten();
+    connection
+        .prepare_cached("delete from entries where last_seq <= ?1 and last_seq < ?2")?
+        .execute(params![signed(cursor), last.unwrap_or(0)])?;
+    Ok(())
+}
+
+fn signed(seq: u64) -> i64 {
+    i64::try_from(seq).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,13 @@
+//! The queue: a bounded, durable hand-over of claims from the gate to the clerk. On one machine it is the journal.
+
+pub mod claim;
+
+pub mod journal;
+
+pub mod sqlite;
+
+pub mod unrecorded;
+
+pub use claim::Claim;
+pub use journal::{Journal, JournalHandle, Journaled};
+pub use unrecorded::Unrecorded;

@@ -1,0 +1,113 @@
+//! How this product opens SQLite: which version, which settings, and what an error means.
+
+use std::path::Path;
+
+use anyhow::{Context as _, bail, ensure};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+/// Versions before 3.51.3 can corrupt a database in WAL mode (the WAL-reset bug).
+const SQLITE_VERSION_MIN: i32 = 3_051_003;
+
+/// `PRAGMA synchronous` as it reads back for FULL.
+const SYNCHRONOUS_FULL: i64 = 2;
+
+/// Who else may have the file open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Nobody: the lock is held for good, and the WAL index lives in memory.
+    Exclusive,
+    /// Readers of this process.
+    Readers,
+}
+
+/// Opens a file for its one writer: WAL, `synchronous=FULL`, checked by reading the settings back.
+pub fn open_writer(path: &Path, vfs: Option<&str>, sharing: Sharing) -> anyhow::Result<Connection> {
+    check_version(rusqlite::version_number())?;
+    let connection = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE, vfs)?;
+    if sharing == Sharing::Exclusive {
+        connection.pragma_update(None, "locking_mode", "exclusive")?;
+    }
+    let mode: String = connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
+    ensure!(mode == "wal", "{} cannot be used in WAL mode (it says {mode})", path.display());
+    connection.pragma_update(None, "synchronous", "full")?;
+    let synchronous: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0))?;
+    ensure!(synchronous == SYNCHRONOUS_FULL, "{} does not accept synchronous=FULL", path.display());
+    connection.pragma_update(None, "foreign_keys", "on")?;
+    connection.pragma_update(None, "temp_store", "memory")?;
+    connection.set_prepared_statement_cache_capacity(64);
+    Ok(connection)
+}
+
+/// Opens a file for reading beside its writer.
+pub fn open_reader(path: &Path, vfs: Option<&str>) -> anyhow::Result<Connection> {
+    let connection = open(path, OpenFlags::SQLITE_OPEN_READ_ONLY, vfs)?;
+    connection.pragma_update(None, "query_only", "on")?;
+    connection.set_prepared_statement_cache_capacity(64);
+    Ok(connection)
+}
+
+fn open(path: &Path, flags: OpenFlags, vfs: Option<&str>) -> anyhow::Result<Connection> {
+    let flags = flags | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let opened = match vfs {
+        Some(vfs) => Connection::open_with_flags_and_vfs(path, flags, vfs),
+        None => Connection::open_with_flags(path, flags),
+    };
+    opened.with_context(|| format!("cannot open {}", path.display()))
+}
+
+fn check_version(version: i32) -> anyhow::Result<()> {
+    if version < SQLITE_VERSION_MIN {
+        bail!(
+            "this build links SQLite {}.{}.{}, which can corrupt a database in WAL mode; \
+             3.51.3 or newer is needed",
+            version / 1_000_000,
+            version / 1_000 % 1_000,
+            version % 1_000
+        );
+    }
+    Ok(())
+}
+
+/// What a failed commit tells about the transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommitFailure {
+    /// It certainly did not happen.
+    NothingHappened,
+    /// It may or may not be on disk.
+    Unknown,
+}
+
+/// A full disk is noticed while the WAL is written, before its commit mark: nothing happened. Any other error of a
+/// commit may stand after that mark, the sync itself above all.
+pub fn classify_commit(error: &rusqlite::Error) -> CommitFailure {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull | ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            CommitFailure::NothingHappened
+        }
+        _ => CommitFailure::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_sqlite_with_the_wal_reset_bug_is_refused() {
+        let refusal = check_version(3_051_002).unwrap_err().to_string();
+        assert!(refusal.contains("3.51.2") && refusal.contains("3.51.3"), "{refusal}");
+        assert!(check_version(3_051_003).is_ok());
+        assert!(check_version(rusqlite::version_number()).is_ok());
+    }
+
+    #[test]
+    fn a_writer_syncs_fully() {
+        let folder = tempfile::tempdir().unwrap();
+        for sharing in [Sharing::Exclusive, Sharing::Readers] {
+            let path = folder.path().join(format!("{sharing:?}.db"));
+            let connection = open_writer(&path, None, sharing).unwrap();
+            let synchronous: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap();
+            assert_eq!(synchronous, SYNCHRONOUS_FULL);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Claims that are granted and not yet in the ledger, by order id: what a buyer sees while the order is queued.
+//! Bounded by the queue's room, since a claim leaves when it is recorded.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rules::id::OrderId;
+
+use super::claim::Claim;
+
+const SHARDS: usize = 64;
+
+#[derive(Debug)]
+pub struct Unrecorded {
+    shards: Box<[Mutex<HashMap<OrderId, Arc<Claim>>>]>,
+}
+
+impl Default for Unrecorded {
+    fn default() -> Self {
+        Self { shards: std::iter::repeat_with(Mutex::default).take(SHARDS).collect() }
+    }
+}
+
+impl Unrecorded {
+    pub fn insert(&self, claim: &Arc<Claim>) {
+        if let Some(shard) = self.shard(claim.order) {
+            shard.lock().insert(claim.order, Arc::clone(claim));
+        }
+    }
+
+    #[must_use]
+    pub fn get(&self, order: OrderId) -> Option<Arc<Claim>> {
+        self.shard(order)?.lock().get(&order).map(Arc::clone)
+    }
+
+    /// To be called after the ledger's commit (or the roll-back of the grant), so that an order is always to be
+    /// found in one place or the other.
+    pub fn remove(&self, order: OrderId) {
+        if let Some(shard) = self.shard(order) {
+            shard.lock().remove(&order);
+        }
+    }
+
+    /// When the oldest claim in here was made.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Claim>> {
+        self.shards.iter().flat_map(|shard| shard.lock().values().map(Arc::clone).collect::<Vec<_>>()).collect()
+    }
+
+    fn shard(&self, order: OrderId) -> Option<&Mutex<HashMap<OrderId, Arc<Claim>>>> {
+        // The random bits of the id: neighbours in time must not meet in one shard.
+        let random = usize::try_from((order.0 >> 32) & 0xffff).unwrap_or(0);
+        self.shards.get(random % SHARDS)
+    }
+}
