@@ -1,16 +1,28 @@
 //! Doorbuster: a flash-sale ordering engine. The modules stand in the order of the funnel.
 
-/// Who gets a unit.
+/// Where all buyers arrive: HTTP, tokens, challenges, passes, limits.
+pub mod edge;
+
+/// What is on sale, in memory.
+pub mod catalogue;
+
+/// Who gets a unit: one atomic step.
 pub mod gate;
+
+/// The durable way from the gate to the ledger.
+pub mod queue;
+
+/// The only truth, and the clerk who writes it.
+pub mod ledger;
+
+/// What the world is told.
+pub mod outbox;
 
 /// The one clock.
 pub mod clock;
 
 /// What can be set, where it comes from, and whether it makes sense.
 pub mod config;
-
-/// Limits, HTTP and all that meets the buyers.
-pub mod edge;
 
 /// Logs, traces and metrics.
 pub mod telemetry;

@@ -187,6 +187,7 @@ impl Settings {
         problems.range("clerk.batch", self.clerk.batch, 1..=65_536, "claims");
         problems.range("clerk.batch_ms", self.clerk.batch_ms, 1..=1_000, "milliseconds");
         problems.range("challenge.pow_cost", self.challenge.pow_cost, 1..=10_000_000, "rounds");
+        problems.range("challenge.pow_tries", self.challenge.pow_tries, 2..=10_000_000, "attempts");
         problems.range("challenge.life_s", self.challenge.life_s, 10..=3_600, SECONDS);
         problems.range("challenge.picture_pool", self.challenge.picture_pool, 1..=100_000, "pictures");
         problems.range(

@@ -48,7 +48,7 @@ pub struct Settings {
     pub telemetry: TelemetrySettings,
 }
 
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct AuthSettings {
     #[serde(with = "secret")]
@@ -115,6 +115,7 @@ pub struct ClerkSettings {
 #[serde(deny_unknown_fields)]
 pub struct ChallengeSettings {
     pub pow_cost: u32,
+    pub pow_tries: u32,
     pub life_s: u32,
     pub picture_pool: usize,
     pub spent_limit: usize,

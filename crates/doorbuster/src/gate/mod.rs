@@ -4,6 +4,8 @@ pub mod memory;
 
 pub mod room;
 
+pub mod roster;
+
 mod sync;
 
 mod table;
@@ -18,6 +20,7 @@ use crate::queue::{Claim, JournalHandle, Unrecorded};
 
 pub use memory::{Decision, Grant, MemoryGate, OfferGate, Outcome, Seed, SeedOrder, Try};
 pub use room::{Permit, Room};
+pub use roster::Roster;
 
 /// How often one request may find a pending grant of its own buyer before it is told to come back.
 const PENDING_ROUNDS_MAX: u32 = 8;

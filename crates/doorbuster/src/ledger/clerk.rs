@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rules::order::Reason;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -11,7 +12,7 @@ use crate::clock::Clock;
 use crate::gate::MemoryGate;
 use crate::outbox::Hub;
 use crate::queue::{JournalHandle, Journaled, Unrecorded};
-use crate::telemetry::Metrics;
+use crate::telemetry::metrics::{Metrics, OrderOutcome, f64_of};
 
 /// First and longest wait after the ledger could not be written.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
@@ -57,7 +58,7 @@ impl Clerk {
             }
             let began = self.clock.instant();
             match self.record(&batch, &hurry).await {
-                Ok(Some(records)) => self.settle(&mut batch, &records),
+                Ok(Some(records)) => self.settle(&batch, &records),
                 Ok(None) => return ClerkEnd::Done,
                 Err(error) => return ClerkEnd::Failed(error),
             }
@@ -87,7 +88,8 @@ impl Clerk {
             let claims = batch.iter().map(|journaled| (journaled.seq, Arc::clone(&journaled.claim))).collect();
             match self.ledger.record_orders(claims, self.clock.now()).await {
                 Ok(records) => {
-                    self.metrics.clerk_commit(batch.len(), began.elapsed());
+                    self.metrics.clerk_batch_claims.observe(f64_of(batch.len()));
+                    self.metrics.clerk_commit_seconds.observe(began.elapsed().as_secs_f64());
                     return Ok(Some(records));
                 }
                 Err(LedgerError::Unavailable(reason)) => {
@@ -102,7 +104,7 @@ impl Clerk {
         }
     }
 
-    fn settle(&self, batch: &mut Vec<Journaled>, records: &[Record]) {
+    fn settle(&self, batch: &[Journaled], records: &[Record]) {
         let now = self.clock.now();
         let last = batch.last().map_or(0, |journaled| journaled.seq);
         for (journaled, record) in batch.iter().zip(records) {
@@ -110,8 +112,9 @@ impl Clerk {
             if let Recorded::Refused(reason) = record.outcome {
                 // On one machine the gate and the ledger cannot disagree; if they do, people must know.
                 tracing::error!(order_id = %claim.order, reason = reason.as_str(), "defect: the ledger refused a claim");
-                self.metrics.ledger_refused(reason);
+                self.metrics.ledger_refusals.inc();
             }
+            self.metrics.orders.inc(outcome_of(record.outcome));
             if matches!(record.outcome, Recorded::Refused(_) | Recorded::RepeatEnded)
                 && let Some(offer) = self.gate.offer(claim.offer)
             {
@@ -121,9 +124,27 @@ impl Clerk {
             if let Some(order) = &record.order {
                 self.hub.publish(&claim.buyer, &Arc::new(order.view()));
             }
-            self.metrics.order_recorded(claim.claimed_at.ms_until(now));
+        }
+        if let Some(oldest) = batch.first() {
+            let lag = Duration::from_millis(oldest.claim.claimed_at.ms_until(now));
+            self.metrics.clerk_lag_seconds.observe(lag.as_secs_f64());
         }
         self.journal.recorded_up_to(last);
+    }
+}
+
+fn outcome_of(recorded: Recorded) -> OrderOutcome {
+    match recorded {
+        Recorded::Recorded => OrderOutcome::Recorded,
+        Recorded::RepeatLive => OrderOutcome::RepeatLive,
+        Recorded::RepeatEnded => OrderOutcome::RepeatEnded,
+        Recorded::Refused(reason) => match reason {
+            Reason::OtherLive => OrderOutcome::OtherLive,
+            Reason::IdClash => OrderOutcome::IdClash,
+            Reason::NoStock => OrderOutcome::NoStock,
+            Reason::StaleEpoch => OrderOutcome::StaleEpoch,
+            Reason::Timeout | Reason::Cancelled | Reason::Internal => OrderOutcome::Internal,
+        },
     }
 }
 

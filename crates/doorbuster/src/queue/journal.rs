@@ -21,7 +21,7 @@ use super::sqlite::{self, CommitFailure, Sharing};
 use super::unrecorded::Unrecorded;
 use crate::clock::Clock;
 use crate::gate::{Grant, MemoryGate, Outcome, Permit};
-use crate::telemetry::Metrics;
+use crate::telemetry::metrics::{Metrics, f64_of};
 
 const MIGRATIONS: &[&str] = &[include_str!("../../migrations/journal/0001_entries.sql")];
 
@@ -218,12 +218,13 @@ impl Writer {
         let began = self.parts.clock.instant();
         match self.append(batch) {
             Ok(first_seq) => {
-                self.parts.metrics.journal_commit(batch.len(), began.elapsed());
+                self.parts.metrics.journal_batch_claims.observe(f64_of(batch.len()));
+                self.parts.metrics.journal_commit_seconds.observe(began.elapsed().as_secs_f64());
                 self.hand_over(batch, first_seq);
             }
             Err(AppendError::NothingHappened(error)) => {
                 tracing::warn!(%error, claims = batch.len(), "the journal could not be written; buyers are told to try again");
-                self.parts.metrics.journal_rolled_back();
+                self.parts.metrics.journal_roll_backs.inc();
                 self.give_back(batch);
             }
             Err(AppendError::Unknown(error)) => {

@@ -40,6 +40,8 @@ pub struct Metrics {
     pub pushes: Arc<Counts<PushOutcome>>,
     /// Embedded, the ledger never refuses what the gate granted. Anything but zero is a defect.
     pub ledger_refusals: Counter,
+    /// Journal commits that did not happen, and whose buyers were told so: a full disk, mostly.
+    pub journal_roll_backs: Counter,
     pub connections_open: Gauge,
     pub in_flight: Gauge,
     pub waiters: Gauge,
@@ -86,6 +88,12 @@ impl Metrics {
                 r,
                 "ledger_refusals",
                 "Granted claims the ledger refused: must stay zero, else a defect",
+                Counter::default(),
+            ),
+            journal_roll_backs: with(
+                r,
+                "journal_roll_backs",
+                "Journal commits undone; their buyers were told to try again",
                 Counter::default(),
             ),
             connections_open: gauge(r, "connections_open", "Connections open now"),
@@ -195,6 +203,13 @@ label! {
     IdClash = "id_clash", NoStock = "no_stock", StaleEpoch = "stale_epoch", Internal = "internal",
 }
 
+label! {
+    /// How far a buyer came in one sale: what the operator's funnel shows.
+    Step, "step":
+    Pass = "pass", Try = "try", Granted = "granted", SoldOut = "sold_out", AlreadyOrdered = "already_ordered",
+    NotOpen = "not_open", TooFast = "too_fast", Busy = "busy",
+}
+
 label! { PushOutcome, "outcome": Sent = "sent", Skipped = "skipped" }
 
 label! {
@@ -264,13 +279,15 @@ pub struct Counts<L> {
 #[repr(align(128))]
 struct Line([AtomicU64; CELLS_PER_LINE]);
 
-impl<L: Label> Counts<L> {
-    const LINES_PER_SHARD: usize = L::ALL.len().div_ceil(CELLS_PER_LINE);
-
-    fn new() -> Self {
+impl<L: Label> Default for Counts<L> {
+    fn default() -> Self {
         let lines = std::iter::repeat_with(Line::default).take(SHARDS * Self::LINES_PER_SHARD).collect();
         Self { lines, label: PhantomData }
     }
+}
+
+impl<L: Label> Counts<L> {
+    const LINES_PER_SHARD: usize = L::ALL.len().div_ceil(CELLS_PER_LINE);
 
     #[inline]
     pub fn inc(&self, label: L) {
@@ -334,9 +351,14 @@ impl<L: Label> Collector for Scraped<L> {
 }
 
 fn counts<L: Label>(registry: &mut Registry, name: &'static str, help: &'static str) -> Arc<Counts<L>> {
-    let counts = Arc::new(Counts::new());
+    let counts = Arc::new(Counts::default());
     registry.register_collector(Box::new(Scraped { name, help, counts: Arc::clone(&counts) }));
     counts
+}
+
+/// A count as histograms take it.
+pub fn f64_of(count: usize) -> f64 {
+    u32::try_from(count).map_or(f64::MAX, f64::from)
 }
 
 fn gauge(registry: &mut Registry, name: &str, help: &str) -> Gauge {
@@ -393,7 +415,7 @@ mod tests {
 
     #[test]
     fn no_count_is_lost_between_threads() {
-        let counts = Counts::<Try>::new();
+        let counts = Counts::<Try>::default();
         std::thread::scope(|scope| {
             for _ in 0..SHARDS + 4 {
                 scope.spawn(|| (0..1_000).for_each(|_| counts.inc(Try::Busy)));
@@ -413,7 +435,7 @@ mod tests {
         check_places::<Try>();
         check_places::<OrderOutcome>();
         check_places::<Answered>();
-        let counts = Counts::<Answered>::new();
+        let counts = Counts::<Answered>::default();
         for label in Answered::ALL {
             counts.inc(*label);
         }

@@ -1,0 +1,154 @@
+//! What is on sale, in memory: a snapshot that readers follow without a lock and operators replace as a whole.
+//! The ledger is the truth; this is rebuilt from it after every change.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use rules::id::{OfferId, SaleId};
+use rules::sale::{Offer, Phase, Sale, SaleState};
+use rules::time::UnixMs;
+use rules::wire::{OfferView, SaleView};
+
+use crate::gate::OfferGate;
+use crate::telemetry::metrics::{Counts, Step};
+
+/// The catalogue; its readers take a [`Snapshot`] and keep it for one request.
+#[derive(Debug, Default)]
+pub struct Catalogue(ArcSwap<Snapshot>);
+
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    pub sales: HashMap<SaleId, Arc<SaleCard>>,
+    pub offers: HashMap<OfferId, Arc<OfferCard>>,
+    /// Sales that pages list, newest first: published or later, and no rehearsals.
+    pub listed: Vec<Arc<SaleCard>>,
+}
+
+/// A sale that was published at some time.
+#[derive(Debug)]
+pub struct SaleCard {
+    pub sale: Sale,
+    /// How many came how far, since this process started.
+    pub funnel: Arc<Counts<Step>>,
+    rendered: [OnceLock<Rendered>; 3],
+}
+
+/// An offer of such a sale.
+#[derive(Debug)]
+pub struct OfferCard {
+    pub offer: Offer,
+    pub sale: Arc<SaleCard>,
+    pub gate: Arc<OfferGate>,
+}
+
+/// A page's data as bytes, with the tag that changes when they do.
+#[derive(Clone, Debug)]
+pub struct Rendered {
+    pub json: Bytes,
+    pub etag: String,
+}
+
+impl Rendered {
+    pub fn of(value: &impl serde::Serialize) -> Self {
+        // These types have no map keys that are not text: writing them cannot fail.
+        let json = serde_json::to_vec(value).unwrap_or_default();
+        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &json);
+        let tag = digest.as_ref().first_chunk().map_or(0, |head| u64::from_be_bytes(*head));
+        Self { json: json.into(), etag: format!("\"{tag:016x}\"") }
+    }
+}
+
+impl Catalogue {
+    #[inline]
+    pub fn read(&self) -> arc_swap::Guard<Arc<Snapshot>> {
+        self.0.load()
+    }
+
+    /// Puts a sale in, or replaces it; its funnel goes on counting. `gates` are its offers' gates, in their order.
+    pub fn put(&self, sale: &Sale, gates: &[Arc<OfferGate>]) {
+        self.0.rcu(|before| {
+            let mut after = Snapshot::clone(before);
+            let funnel = before.sales.get(&sale.id).map_or_else(Arc::default, |card| Arc::clone(&card.funnel));
+            let card = Arc::new(SaleCard { sale: sale.clone(), funnel, rendered: Default::default() });
+            for (offer, gate) in sale.offers.iter().zip(gates) {
+                let offer_card =
+                    OfferCard { offer: offer.clone(), sale: Arc::clone(&card), gate: Arc::clone(gate) };
+                after.offers.insert(offer.id, Arc::new(offer_card));
+            }
+            after.listed.retain(|listed| listed.sale.id != sale.id);
+            if !sale.rehearsal {
+                // Ids begin with their time: the newest sale comes first.
+                let place = after.listed.partition_point(|listed| listed.sale.id > sale.id);
+                after.listed.insert(place, Arc::clone(&card));
+            }
+            after.sales.insert(sale.id, card);
+            after
+        });
+    }
+
+    #[must_use]
+    pub fn sale(&self, id: SaleId) -> Option<Arc<SaleCard>> {
+        self.read().sales.get(&id).map(Arc::clone)
+    }
+
+    #[must_use]
+    pub fn offer(&self, id: OfferId) -> Option<Arc<OfferCard>> {
+        self.read().offers.get(&id).map(Arc::clone)
+    }
+}
+
+impl SaleCard {
+    /// The sale's page data; made once per phase.
+    pub fn rendered(&self, now: UnixMs) -> &Rendered {
+        let phase = self.sale.phase(now);
+        let [upcoming, open, closed] = &self.rendered;
+        let place = match phase {
+            Phase::Upcoming => upcoming,
+            Phase::Open => open,
+            Phase::Closed => closed,
+        };
+        place.get_or_init(|| Rendered::of(&sale_view(&self.sale, phase)))
+    }
+}
+
+/// A sale as pages show it.
+#[must_use]
+pub fn sale_view(sale: &Sale, phase: Phase) -> SaleView {
+    SaleView {
+        id: sale.id,
+        title: sale.title.clone(),
+        state: sale.state,
+        phase,
+        opens_at: sale.window.opens_at,
+        closes_at: sale.window.closes_at,
+        pay_within_s: sale.pay_within_s,
+        challenge: sale.challenge,
+        registration: sale.registration,
+        registration_opens_at: sale.registration_opens_at,
+        registration_closes_at: sale.registration_closes_at,
+        offers: sale.offers.iter().map(offer_view).collect(),
+    }
+}
+
+fn offer_view(offer: &Offer) -> OfferView {
+    OfferView {
+        id: offer.id,
+        name: offer.name.clone(),
+        description: offer.description.clone(),
+        image: offer.image.clone(),
+        list_price: offer.list_price,
+        price: offer.price,
+        max_per_order: offer.max_per_order,
+    }
+}
+
+/// Whether buyers may know of it.
+#[must_use]
+pub fn is_public(state: SaleState) -> bool {
+    match state {
+        SaleState::Draft => false,
+        SaleState::Published | SaleState::Paused | SaleState::Ended => true,
+    }
+}
