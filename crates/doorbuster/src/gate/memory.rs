@@ -304,6 +304,17 @@ impl MemoryGate {
         Decision::Granted(Grant { offer: Arc::clone(offer), order, quantity, permit, key })
     }
 
+    /// Waits for the commit of this order's grant, if that is still under way: nobody is told of it before.
+    pub fn pending(&self, offer: &OfferGate, buyer: &str, order: OrderId) -> Option<oneshot::Receiver<Outcome>> {
+        let key = self.key(offer, buyer);
+        let shard = self.shard(key)?;
+        let mut locked = shard.locked.lock();
+        shard.table.get(key).filter(|entry| entry.mark == Mark::Pending && entry.order == order.0)?;
+        let (send, receive) = oneshot::channel();
+        locked.waiters.entry(order).or_default().push(send);
+        Some(receive)
+    }
+
     /// The grant is durable: who waits for it may know.
     pub fn commit(&self, grant: &Grant) {
         self.end_pending(grant, Mark::Live, Outcome::Committed);
@@ -370,9 +381,12 @@ impl MemoryGate {
         offer.put_back(units);
     }
 
-    /// Opens, pauses or closes. When this returns, no grant is given any more by the old door.
-    pub fn set_door(&self, offer: &OfferGate, state: SaleState, window: Window) {
-        offer.set_door(state, window);
+    /// Opens, pauses or closes offers. When this returns, no grant is given any more by the old door: whoever saw it
+    /// did so under a lock that was let go since.
+    pub fn set_doors(&self, offers: &[Arc<OfferGate>], state: SaleState, window: Window) {
+        for offer in offers {
+            offer.set_door(state, window);
+        }
         for shard in &self.shards {
             drop(shard.locked.lock());
         }

@@ -66,8 +66,14 @@ pub struct JournalParts {
 /// The way into the journal.
 #[derive(Clone, Debug)]
 pub struct JournalHandle {
-    grants: Sender<Waiting>,
+    messages: Sender<Message>,
     recorded: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+enum Message {
+    Append(Waiting),
+    Stop,
 }
 
 #[derive(Debug)]
@@ -121,14 +127,15 @@ impl Journal {
         Ok(found)
     }
 
-    /// Starts the writing thread. It ends when every handle is gone and all that was handed in is answered.
+    /// Starts the writing thread. It ends with [`JournalHandle::stop`], when all that was handed in is answered.
     pub fn start(self, parts: JournalParts) -> anyhow::Result<(JournalHandle, JoinHandle<()>)> {
-        let (send, receive) = crossbeam_channel::bounded(parts.gate.room().capacity());
+        // One more than the room: the word to stop must always fit.
+        let (send, receive) = crossbeam_channel::bounded(parts.gate.room().capacity().saturating_add(1));
         let recorded = Arc::new(AtomicU64::new(0));
         let writer = Writer {
             connection: self.connection,
             next_seq: self.last_seq + 1,
-            grants: receive,
+            messages: receive,
             recorded: Arc::clone(&recorded),
             pruned: 0,
             commits_since_prune: 0,
@@ -144,7 +151,7 @@ impl Journal {
             failed: Some(parts.failed),
         };
         let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run())?;
-        Ok((JournalHandle { grants: send, recorded }, thread))
+        Ok((JournalHandle { messages: send, recorded }, thread))
     }
 }
 
@@ -153,10 +160,18 @@ impl JournalHandle {
     /// caller. The receiver tells how it ended; when it is gone without a word, nobody knows.
     pub fn append(&self, grant: Grant, claim: Arc<Claim>) -> Result<oneshot::Receiver<Outcome>, Grant> {
         let (answer, receive) = oneshot::channel();
-        match self.grants.try_send(Waiting { grant, claim, answer }) {
-            Ok(()) => Ok(receive),
-            Err(TrySendError::Full(waiting) | TrySendError::Disconnected(waiting)) => Err(waiting.grant),
+        match self.messages.try_send(Message::Append(Waiting { grant, claim, answer })) {
+            Err(
+                TrySendError::Full(Message::Append(waiting)) | TrySendError::Disconnected(Message::Append(waiting)),
+            ) => Err(waiting.grant),
+            Ok(()) | Err(_) => Ok(receive),
         }
+    }
+
+    /// Ends the thread once everything handed in so far is answered. Later grants are given back.
+    pub fn stop(&self) {
+        // A thread that has already ended needs no word.
+        let _ = self.messages.try_send(Message::Stop);
     }
 
     /// The ledger has recorded everything up to `seq`: the journal may forget it.
@@ -177,7 +192,7 @@ struct Running {
 struct Writer {
     connection: Connection,
     next_seq: u64,
-    grants: Receiver<Waiting>,
+    messages: Receiver<Message>,
     recorded: Arc<AtomicU64>,
     pruned: u64,
     commits_since_prune: u32,
@@ -195,18 +210,26 @@ enum AppendError {
 impl Writer {
     fn run(mut self) {
         let mut batch = Vec::with_capacity(self.parts.batch);
-        loop {
-            match self.grants.recv_timeout(PRUNE_AFTER_IDLE) {
-                Ok(waiting) => batch.push(waiting),
+        let mut stopping = false;
+        while !stopping {
+            match self.messages.recv_timeout(PRUNE_AFTER_IDLE) {
+                Ok(Message::Append(waiting)) => batch.push(waiting),
+                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => stopping = true,
                 Err(RecvTimeoutError::Timeout) => {
                     self.prune();
                     continue;
                 }
-                Err(RecvTimeoutError::Disconnected) => return,
             }
-            let room = self.parts.batch.saturating_sub(batch.len());
-            batch.extend(self.grants.try_iter().take(room));
-            self.write(&mut batch);
+            while batch.len() < self.parts.batch {
+                match self.messages.try_recv() {
+                    Ok(Message::Append(waiting)) => batch.push(waiting),
+                    Ok(Message::Stop) => stopping = true,
+                    Err(_) => break,
+                }
+            }
+            if !batch.is_empty() {
+                self.write(&mut batch);
+            }
         }
     }
 

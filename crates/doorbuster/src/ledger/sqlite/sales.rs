@@ -144,6 +144,21 @@ impl SqliteLedger {
         .await
     }
 
+    /// The result of this stock change, if it was made before.
+    pub async fn earlier_stock_change(&self, offer: OfferId, change_id: String) -> LedgerResult<Option<(i64, u32)>> {
+        self.read(move |connection| {
+            let found = connection
+                .prepare_cached(
+                    "select change, stock_after from stock_changes join offers using (offer_no)
+                     where offer_id = ?1 and change_id = ?2",
+                )?
+                .query_row(params![offer.to_bytes(), change_id], |row| Ok((row.get(0)?, column::count(row, 1)?)))
+                .optional()?;
+            Ok(found)
+        })
+        .await
+    }
+
     /// Raises or lowers an offer's stock, never below what is live. A repeat of the same `change_id` returns the first
     /// result; the same id with another change is told so.
     pub async fn change_stock(

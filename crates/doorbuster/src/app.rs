@@ -1,0 +1,331 @@
+//! The composition root: opens the files, rebuilds the gate, starts the workers and the edge, and ends them in order.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use rules::pass::PassKeys;
+use secrecy::ExposeSecret as _;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::catalogue::{Catalogue, is_public};
+use crate::clock::Clock;
+use crate::config::Settings;
+use crate::edge;
+use crate::edge::auth::Authenticator;
+use crate::edge::challenge::Challenges;
+use crate::edge::limits::{Buckets, ClientIp, InFlight};
+use crate::gate::{Gate, MemoryGate, Roster, SeedOrder};
+use crate::ledger::SqliteLedger;
+use crate::ledger::clerk::{Clerk, ClerkEnd};
+use crate::outbox::Hub;
+use crate::queue::journal::JournalParts;
+use crate::queue::{Claim, Journal, Journaled, Unrecorded};
+use crate::telemetry::Metrics;
+
+/// How often the housekeeper looks around.
+const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(1);
+
+/// Every so many rounds the housekeeper drops expired passes from the gate.
+const ROUNDS_PER_FORGETTING: u32 = 60;
+
+/// Everything a request may need. Made once, shared by all.
+#[derive(Debug)]
+pub struct App {
+    pub settings: Settings,
+    pub clock: Clock,
+    pub metrics: Arc<Metrics>,
+    pub catalogue: Catalogue,
+    pub gate: Gate,
+    pub roster: Roster,
+    pub ledger: SqliteLedger,
+    pub hub: Arc<Hub>,
+    pub pass_keys: PassKeys,
+    pub auth: Authenticator,
+    pub challenges: Challenges,
+    /// Tries per buyer.
+    pub buyer_rate: Buckets,
+    /// Requests per address that carry neither a valid pass nor a valid token.
+    pub address_rate: Buckets,
+    pub in_flight: InFlight,
+    pub client_ip: ClientIp,
+    /// Where changes run to their end; see the desk.
+    pub(crate) tasks: TaskTracker,
+    pub(crate) runtime: tokio::runtime::Handle,
+    pub(crate) stock_turn: tokio::sync::Mutex<()>,
+    /// Cancelled when the process is asked to end.
+    pub shutdown: CancellationToken,
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    pub app: Arc<App>,
+    workers: Workers,
+    edge: edge::server::EdgeHandle,
+    _lock: File,
+}
+
+#[derive(Debug)]
+struct Workers {
+    journal: JoinHandle<()>,
+    clerk: tokio::task::JoinHandle<ClerkEnd>,
+    /// Cuts the clerk's retries short.
+    hurry: CancellationToken,
+    journal_failed: oneshot::Receiver<anyhow::Error>,
+}
+
+/// Runs until `shutdown` is cancelled or the disk can no longer be trusted.
+pub async fn run(
+    settings: Settings,
+    clock: Clock,
+    listener: TcpListener,
+    operator: Option<TcpListener>,
+    shutdown: CancellationToken,
+    ready: impl FnOnce(&Arc<App>),
+) -> anyhow::Result<()> {
+    let server = Server::start(settings, clock, listener, operator, shutdown).await?;
+    ready(&server.app);
+    server.until_the_end().await
+}
+
+impl Server {
+    /// Opens the data folder, replays the journal, and serves. When this returns, the server is ready.
+    pub async fn start(
+        settings: Settings,
+        clock: Clock,
+        listener: TcpListener,
+        operator: Option<TcpListener>,
+        shutdown: CancellationToken,
+    ) -> anyhow::Result<Self> {
+        let lock = lock_data_dir(&settings.data_dir)?;
+        let (app, workers) = open(settings, clock, shutdown).await?;
+        start_housekeeping(&app);
+        let edge = edge::server::start(&app, listener, operator)?;
+        Ok(Self { app, workers, edge, _lock: lock })
+    }
+
+    /// Serves until the end, then closes in the order of the funnel: the edge drains, the journal answers what it
+    /// has, the clerk records it, the ledger closes.
+    pub async fn until_the_end(mut self) -> anyhow::Result<()> {
+        let outcome = tokio::select! {
+            () = self.app.shutdown.cancelled() => Ok(()),
+            failed = &mut self.workers.journal_failed => Err(failed.unwrap_or_else(|_| anyhow::anyhow!("the journal's thread ended"))),
+            ended = &mut self.workers.clerk => Err(clerk_failure(ended)),
+        };
+        self.app.shutdown.cancel();
+        let drain = Duration::from_secs(self.app.settings.drain_s.into());
+        self.edge.drain(drain).await;
+        self.app.tasks.close();
+        if tokio::time::timeout(drain, self.app.tasks.wait()).await.is_err() {
+            tracing::warn!("some changes were still under way at the end");
+        }
+        self.app.gate.journal.stop();
+        let journal = self.workers.journal;
+        tokio::task::spawn_blocking(move || journal.join()).await.ok();
+        if outcome.is_ok() && tokio::time::timeout(drain, &mut self.workers.clerk).await.is_err() {
+            self.workers.hurry.cancel();
+            tracing::warn!("some claims were not recorded in time; they wait in the journal for the next start");
+        }
+        outcome
+    }
+}
+
+fn clerk_failure(ended: Result<ClerkEnd, tokio::task::JoinError>) -> anyhow::Error {
+    match ended {
+        Ok(ClerkEnd::Failed(error)) => anyhow::Error::from(error).context("orders can no longer be recorded"),
+        Ok(ClerkEnd::Done) => anyhow::anyhow!("the clerk ended before its time"),
+        Err(error) => anyhow::Error::from(error).context("the clerk ended before its time"),
+    }
+}
+
+/// One process per data folder: two gates on one ledger would sell everything twice.
+fn lock_data_dir(data_dir: &Path) -> anyhow::Result<File> {
+    std::fs::create_dir_all(data_dir).with_context(|| format!("cannot make the data folder {}", data_dir.display()))?;
+    let path = data_dir.join("lock");
+    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(std::fs::TryLockError::WouldBlock) => {
+            let owner = std::fs::read_to_string(&path).unwrap_or_default();
+            bail!(
+                "another doorbuster (process {}) uses the data folder {}. Stop it first, or choose another data_dir.",
+                owner.trim(),
+                data_dir.display()
+            );
+        }
+        Err(std::fs::TryLockError::Error(error)) => return Err(error).context("cannot lock the data folder"),
+    }
+    file.set_len(0)?;
+    write!(file, "{}", std::process::id())?;
+    Ok(file)
+}
+
+/// What a journal claim needs to go on its way again.
+struct Replay {
+    claims: Vec<(u64, Arc<Claim>)>,
+}
+
+async fn open(
+    settings: Settings,
+    clock: Clock,
+    shutdown: CancellationToken,
+) -> anyhow::Result<(Arc<App>, Workers)> {
+    let began = clock.instant();
+    let ledger_path = settings.ledger_path();
+    let ledger = SqliteLedger::open(&ledger_path, None, rand::random())?;
+    let cursor = ledger.cursor().await?;
+    let journal = Journal::open(&settings.data_dir.join("journal.db"), None, ledger.incarnation(), cursor)?;
+    let replay = Replay { claims: journal.after(cursor)? };
+
+    let metrics = Arc::new(Metrics::new());
+    let memory = Arc::new(MemoryGate::new(settings.queue.capacity, rand::random()));
+    let unrecorded = Arc::new(Unrecorded::default());
+    let hub = Arc::new(Hub::default());
+    let (clerk_send, clerk_receive) = mpsc::channel(settings.queue.capacity.saturating_add(replay.claims.len()));
+    let (failed, journal_failed) = oneshot::channel();
+    let parts = JournalParts {
+        gate: Arc::clone(&memory),
+        unrecorded: Arc::clone(&unrecorded),
+        clock: clock.clone(),
+        metrics: Arc::clone(&metrics),
+        clerk: clerk_send.clone(),
+        batch: settings.queue.batch,
+        failed,
+    };
+    let (journal, journal_thread) = journal.start(parts)?;
+    let gate = Gate { memory, journal, unrecorded };
+
+    let secret = |secret: &Option<secrecy::SecretString>| secret.as_ref().map(|s| s.expose_secret().as_bytes().to_vec());
+    let pass_secret = secret(&settings.pass.secret).context("pass.secret is not set")?;
+    let previous = secret(&settings.pass.previous_secret);
+    let limits = &settings.limits;
+    let app = Arc::new(App {
+        catalogue: Catalogue::default(),
+        roster: Roster::new(rand::random()),
+        pass_keys: PassKeys::new(&pass_secret, previous.as_deref()),
+        auth: Authenticator::from_settings(&settings.auth, clock.clone()).await?,
+        challenges: Challenges::new(&settings.challenge, &pass_secret, clock.clone())?,
+        buyer_rate: Buckets::new(limits.per_buyer_per_s, limits.per_buyer_burst, limits.limiter_keys),
+        address_rate: Buckets::new(limits.per_ip_per_s, limits.per_ip_burst, limits.limiter_keys),
+        in_flight: InFlight::new(limits.in_flight, limits.waiters, limits.reserve),
+        client_ip: ClientIp::trusting(&limits.trusted_proxies).map_err(anyhow::Error::msg)?,
+        tasks: TaskTracker::new(),
+        runtime: tokio::runtime::Handle::current(),
+        stock_turn: tokio::sync::Mutex::default(),
+        settings,
+        clock,
+        metrics,
+        gate,
+        ledger,
+        hub,
+        shutdown,
+    });
+    let replayed = replay.claims.len();
+    rebuild(&app, replay, &clerk_send).await?;
+    drop(clerk_send);
+    let clerk = Clerk {
+        ledger: app.ledger.clone(),
+        gate: Arc::clone(&app.gate.memory),
+        journal: app.gate.journal.clone(),
+        unrecorded: Arc::clone(&app.gate.unrecorded),
+        hub: Arc::clone(&app.hub),
+        clock: app.clock.clone(),
+        metrics: Arc::clone(&app.metrics),
+        batch: app.settings.clerk.batch,
+        batch_time: Duration::from_millis(app.settings.clerk.batch_ms.into()),
+    };
+    let hurry = CancellationToken::new();
+    let clerk = app.tasks.spawn(clerk.run(clerk_receive, hurry.clone()));
+    tracing::info!(took_ms = began.elapsed().as_millis(), replayed, "ledger and journal read, gate rebuilt");
+    Ok((app, Workers { journal: journal_thread, clerk, hurry, journal_failed }))
+}
+
+/// gate = ledger + journal entries beyond the ledger's cursor + spent passes. Nobody is served before this is done.
+async fn rebuild(app: &Arc<App>, replay: Replay, clerk: &mpsc::Sender<Journaled>) -> anyhow::Result<()> {
+    for sale in app.ledger.sales().await?.iter().rev().filter(|sale| is_public(sale.state)) {
+        app.preheat(sale).await?;
+    }
+    let mut offers = std::collections::HashMap::new();
+    for row in app.ledger.offer_rows().await? {
+        offers.extend(app.gate.memory.offer(row.counters.offer).map(|offer| (row.offer_no, offer)));
+    }
+    let memory = Arc::clone(&app.gate.memory);
+    let remember = move |order: &crate::ledger::sqlite::Remembered<'_>| {
+        if let Some(offer) = offers.get(&order.offer_no) {
+            let seed = SeedOrder {
+                buyer: order.buyer,
+                order: order.order,
+                quantity: order.quantity,
+                pass_expires_at: order.pass_expires_at,
+                live: order.live,
+            };
+            memory.seed_order(offer, &seed);
+        }
+    };
+    app.ledger.remembered_orders(app.clock.now(), remember).await?;
+    for (seq, claim) in replay.claims {
+        replay_claim(app, seq, claim, clerk)?;
+    }
+    let app_roster = Arc::clone(app);
+    let note = move |sale, buyer: &str, _| app_roster.roster.register(sale, buyer);
+    app.ledger.registrations(note).await?;
+    for block in app.ledger.blocks(app.clock.now()).await? {
+        app.roster.block(block.buyer, block.until);
+    }
+    Ok(())
+}
+
+fn replay_claim(app: &App, seq: u64, claim: Arc<Claim>, clerk: &mpsc::Sender<Journaled>) -> anyhow::Result<()> {
+    let offer = app.gate.memory.offer(claim.offer).with_context(|| {
+        format!("the journal holds a claim of offer {}, which the ledger does not know", claim.offer)
+    })?;
+    let seed = SeedOrder {
+        buyer: claim.buyer.as_str(),
+        order: claim.order,
+        quantity: claim.quantity,
+        pass_expires_at: claim.pass_expires_at,
+        live: true,
+    };
+    ensure!(app.gate.memory.replay(&offer, &seed), "the journal grants more units of offer {} than there are", claim.offer);
+    app.gate.unrecorded.insert(&claim);
+    let permit = app.gate.memory.room().reserve_replayed();
+    clerk.try_send(Journaled { seq, claim, permit }).context("the clerk cannot take the replayed claims")
+}
+
+fn start_housekeeping(app: &Arc<App>) {
+    let keeper = Arc::clone(app);
+    app.tasks.spawn(async move {
+        let shutdown = keeper.shutdown.clone();
+        shutdown.run_until_cancelled(keep_house(&keeper)).await;
+    });
+    let keeper = Arc::clone(app);
+    app.tasks.spawn(async move { keeper.auth.refresh_loop(keeper.shutdown.clone()).await });
+    let keeper = Arc::clone(app);
+    app.tasks.spawn(async move { keeper.challenges.keep_pictures_ready(keeper.shutdown.clone()).await });
+}
+
+async fn keep_house(app: &Arc<App>) {
+    let mut ticks = tokio::time::interval(HOUSEKEEPING_EVERY);
+    let mut rounds: u32 = 0;
+    loop {
+        ticks.tick().await;
+        rounds = rounds.wrapping_add(1);
+        app.clock.resync();
+        let depth = app.gate.memory.room().taken();
+        app.metrics.queue_depth.set(i64::try_from(depth).unwrap_or(i64::MAX));
+        if let Err(error) = app.publish_due().await {
+            tracing::warn!(%error, "sales that are due could not be published; trying again");
+        }
+        if rounds.is_multiple_of(ROUNDS_PER_FORGETTING) {
+            app.gate.memory.forget_expired(app.clock.now());
+        }
+    }
+}

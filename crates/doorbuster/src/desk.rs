@@ -1,0 +1,431 @@
+//! The desk: what buyers and operators do to orders and sales, one verb each, with ledger, gate and catalogue kept in
+//! step. Every verb that changes something runs to its end even if whoever asked hangs up. Knows no HTTP.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rules::buyer::BuyerId;
+use rules::id::{OfferId, OrderId, SaleId};
+use rules::order::State;
+use rules::sale::{RegistrationKind, Sale, SaleAction, SaleState};
+use rules::time::UnixMs;
+use rules::wire::{Funnel, OfferStats, OrderView, QueueStats, Stats};
+
+use crate::app::App;
+use crate::catalogue::{OfferCard, SaleCard, is_public};
+use crate::gate::{OfferGate, Outcome, Seed};
+use crate::ledger::{Block, Cancelled, Changed, Counters, LedgerError, LedgerResult, StockChanged};
+use crate::queue::Claim;
+use crate::telemetry::metrics::Step;
+
+/// How long a cancel waits for an order that is still queued.
+const VERDICT_WAIT: Duration = Duration::from_secs(2);
+
+/// An order as its buyer may see it, or why not yet.
+#[derive(Clone, Debug)]
+pub enum Seen {
+    Order(Arc<OrderView>),
+    NotFound,
+    /// Its grant has an unknown outcome.
+    Unsure,
+}
+
+/// What became of a cancel.
+#[derive(Clone, Debug)]
+pub enum CancelAnswer {
+    Closed(Arc<OrderView>),
+    NotCancellable(State),
+    /// Still queued after the wait.
+    NotYet,
+    NotFound,
+}
+
+/// What became of a stock change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StockAnswer {
+    Done { stock: u32 },
+    OtherChange,
+    BelowLive { free: u32 },
+    TooMuch,
+    NotFound,
+}
+
+/// What became of a registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegisterAnswer {
+    Made(UnixMs),
+    Before(UnixMs),
+    Closed,
+    NotFound,
+}
+
+impl App {
+    /// Runs a change to its end, whatever becomes of the caller: between a ledger commit and the gate's part of it
+    /// nobody may be lost.
+    async fn to_the_end<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl Future<Output = LedgerResult<T>> + Send + 'static,
+    ) -> LedgerResult<T> {
+        let task = self.tasks.spawn_on(work, &self.runtime);
+        task.await.map_err(|_| LedgerError::Unknown("the change was interrupted".into()))?
+    }
+
+    // Orders.
+
+    /// An order of this buyer. An order whose grant is not durable yet is waited for: nobody is told of it before.
+    pub async fn see_order(&self, id: OrderId, buyer: &BuyerId) -> LedgerResult<Seen> {
+        if let Some(claim) = self.gate.unrecorded.get(id).filter(|claim| claim.buyer == *buyer) {
+            match self.see_claim(&claim).await {
+                Some(Seen::NotFound) | None => {}
+                Some(seen) => return Ok(seen),
+            }
+        }
+        let order = self.ledger.order(id).await?.filter(|order| order.buyer == *buyer);
+        Ok(order.map_or(Seen::NotFound, |order| Seen::Order(Arc::new(order.view()))))
+    }
+
+    /// A claim as its buyer sees it; `None` when it was recorded meanwhile.
+    async fn see_claim(&self, claim: &Claim) -> Option<Seen> {
+        let card = self.catalogue.offer(claim.offer)?;
+        if let Some(pending) = self.gate.memory.pending(&card.gate, claim.buyer.as_str(), claim.order) {
+            match pending.await {
+                Ok(Outcome::Committed) => {}
+                Ok(Outcome::RolledBack) => return Some(Seen::NotFound),
+                Ok(Outcome::Unsure) | Err(_) => return Some(Seen::Unsure),
+            }
+        }
+        let still_queued = self.gate.unrecorded.get(claim.order).is_some();
+        still_queued.then(|| Seen::Order(Arc::new(queued_view(claim, &card))))
+    }
+
+    /// An order, once it is beyond `after` (or, without `after`, once it is no longer queued), or as it is when
+    /// `patience` is over. No change between looking and waiting is missed.
+    pub async fn await_order(
+        &self,
+        id: OrderId,
+        buyer: &BuyerId,
+        after: Option<u32>,
+        patience: Duration,
+    ) -> LedgerResult<Seen> {
+        let deadline = tokio::time::Instant::from_std(self.clock.instant()) + patience;
+        loop {
+            let mut watcher = self.hub.watch(id);
+            let seen = self.see_order(id, buyer).await?;
+            let Seen::Order(order) = &seen else { return Ok(seen) };
+            let arrived = match after {
+                Some(after) => order.seq > after,
+                None => order.state != State::Queued,
+            };
+            if arrived || tokio::time::timeout_at(deadline, watcher.change()).await.is_err() {
+                return Ok(seen);
+            }
+        }
+    }
+
+    /// Closes an unpaid order of this buyer and gives its units back to the gate.
+    pub async fn cancel(self: &Arc<Self>, id: OrderId, buyer: &BuyerId) -> LedgerResult<CancelAnswer> {
+        match self.await_order(id, buyer, None, VERDICT_WAIT).await? {
+            Seen::NotFound => return Ok(CancelAnswer::NotFound),
+            Seen::Unsure => return Ok(CancelAnswer::NotYet),
+            Seen::Order(order) if order.state == State::Queued => return Ok(CancelAnswer::NotYet),
+            Seen::Order(_) => {}
+        }
+        let (app, buyer) = (Arc::clone(self), buyer.clone());
+        self.to_the_end(async move { app.cancel_recorded(id, buyer).await }).await
+    }
+
+    async fn cancel_recorded(&self, id: OrderId, buyer: BuyerId) -> LedgerResult<CancelAnswer> {
+        let order = match self.ledger.cancel_order(id, buyer.clone(), self.clock.now()).await? {
+            Cancelled::NotFound => return Ok(CancelAnswer::NotFound),
+            Cancelled::NotCancellable(state) => return Ok(CancelAnswer::NotCancellable(state)),
+            Cancelled::Before(order) => return Ok(CancelAnswer::Closed(Arc::new(order.view()))),
+            Cancelled::Closed(order) => order,
+        };
+        if let Some(offer) = self.gate.memory.offer(order.offer) {
+            self.gate.memory.release(&offer, buyer.as_str(), id);
+        }
+        let view = Arc::new(order.view());
+        self.hub.publish(&buyer, &view);
+        Ok(CancelAnswer::Closed(view))
+    }
+
+    // Sales.
+
+    /// Publishes, pauses, resumes or ends a sale. When it returns, the gate follows.
+    pub async fn act_on_sale(self: &Arc<Self>, id: SaleId, action: SaleAction) -> LedgerResult<Changed<Sale>> {
+        let app = Arc::clone(self);
+        self.to_the_end(async move {
+            let changed = app.ledger.act_on_sale(id, action, app.clock.now()).await?;
+            if let Changed::Done(sale) = &changed {
+                app.preheat(sale).await?;
+            }
+            Ok(changed)
+        })
+        .await
+    }
+
+    /// Changes a sale; a published one changes for its buyers at once.
+    pub async fn update_sale(
+        self: &Arc<Self>,
+        id: SaleId,
+        change: impl FnOnce(Sale) -> Changed<Sale> + Send + 'static,
+    ) -> LedgerResult<Changed<Sale>> {
+        let app = Arc::clone(self);
+        self.to_the_end(async move {
+            let changed = app.ledger.update_sale(id, app.clock.now(), change).await?;
+            if let Changed::Done(sale) = &changed {
+                app.preheat(sale).await?;
+            }
+            Ok(changed)
+        })
+        .await
+    }
+
+    /// Lets gate and catalogue know a sale as the ledger has it, and answers how many offers the gate did not know
+    /// before. A gate that knows an offer keeps its units: again is harmless. Drafts stay unknown.
+    pub async fn preheat(&self, sale: &Sale) -> LedgerResult<usize> {
+        if !is_public(sale.state) {
+            return Ok(0);
+        }
+        let counters = self.ledger.counters(sale.id).await?;
+        let counters: HashMap<OfferId, Counters> =
+            counters.into_iter().map(|counters| (counters.offer, counters)).collect();
+        let mut gates = Vec::with_capacity(sale.offers.len());
+        let mut fresh = 0;
+        for offer in &sale.offers {
+            let Some(counters) = counters.get(&offer.id) else { continue };
+            if let Some(known) = self.gate.memory.offer(offer.id) {
+                gates.push(known);
+                continue;
+            }
+            fresh += 1;
+            gates.push(self.seed_offer(sale, counters)?);
+        }
+        // One walk over the gate's locks for the whole sale, after all its doors are set.
+        self.gate.memory.set_doors(&gates, sale.state, sale.window);
+        self.catalogue.put(sale, &gates);
+        Ok(fresh)
+    }
+
+    pub(crate) fn seed_offer(&self, sale: &Sale, counters: &Counters) -> LedgerResult<Arc<OfferGate>> {
+        let seed = Seed {
+            offer: counters.offer,
+            state: sale.state,
+            window: sale.window,
+            free: counters.stock.saturating_sub(counters.live_units),
+            change_no: counters.change_no,
+        };
+        let seeded = self.gate.memory.seed(&seed);
+        seeded.ok_or_else(|| LedgerError::Unavailable("the gate knows too many offers".into()))
+    }
+
+    /// Publishes what is due by its `publish_at`.
+    pub async fn publish_due(self: &Arc<Self>) -> LedgerResult<usize> {
+        let now = self.clock.now();
+        let mut published = 0;
+        for sale in self.ledger.sales().await? {
+            let due = sale.state == SaleState::Draft && sale.publish_at.is_some_and(|at| at <= now);
+            if due && matches!(self.act_on_sale(sale.id, SaleAction::Publish).await?, Changed::Done(_)) {
+                tracing::info!(sale_id = %sale.id, "published as planned");
+                published += 1;
+            }
+        }
+        Ok(published)
+    }
+
+    // Stock.
+
+    /// Raises (ledger, then gate) or lowers (gate, then ledger) an offer's stock. The same `change_id` again answers
+    /// what the first one did.
+    pub async fn change_stock(
+        self: &Arc<Self>,
+        offer: OfferId,
+        change: i64,
+        change_id: String,
+    ) -> LedgerResult<StockAnswer> {
+        let app = Arc::clone(self);
+        self.to_the_end(async move {
+            // One change at a time: the gate takes them in the order of the ledger.
+            let _turn = app.stock_turn.lock().await;
+            if let Some((first, stock)) = app.ledger.earlier_stock_change(offer, change_id.clone()).await? {
+                let same = first == change;
+                return Ok(if same { StockAnswer::Done { stock } } else { StockAnswer::OtherChange });
+            }
+            match (app.gate.memory.offer(offer), u32::try_from(change.unsigned_abs())) {
+                (_, Err(_)) => Ok(StockAnswer::TooMuch),
+                (Some(gate), Ok(units)) if change < 0 => app.lower_stock(&gate, units, change_id).await,
+                (gate, Ok(units)) => app.raise_stock(offer, gate, change, units, change_id).await,
+            }
+        })
+        .await
+    }
+
+    async fn lower_stock(&self, gate: &OfferGate, units: u32, change_id: String) -> LedgerResult<StockAnswer> {
+        if let Err(free) = self.gate.memory.surrender(gate, units) {
+            return Ok(StockAnswer::BelowLive { free });
+        }
+        let changed = self.ledger.change_stock(gate.offer, -i64::from(units), change_id, self.clock.now()).await;
+        match &changed {
+            Ok(StockChanged::Done { before: false, .. }) => {}
+            // Nobody knows whether the ledger lowered it; the units stay out until the files are read again.
+            Err(LedgerError::Unknown(_)) => {}
+            _ => self.gate.memory.take_back(gate, units),
+        }
+        Ok(stock_answer(changed?, gate.free()))
+    }
+
+    async fn raise_stock(
+        &self,
+        offer: OfferId,
+        gate: Option<Arc<OfferGate>>,
+        change: i64,
+        units: u32,
+        change_id: String,
+    ) -> LedgerResult<StockAnswer> {
+        let changed = self.ledger.change_stock(offer, change, change_id, self.clock.now()).await?;
+        if let (Some(gate), StockChanged::Done { change_no, before: false, .. }) = (&gate, changed) {
+            self.gate.memory.raise(gate, units, change_no);
+        }
+        Ok(stock_answer(changed, gate.map_or(0, |gate| gate.free())))
+    }
+
+    /// A sale's live numbers. Units in the queue are held: the gate has given them away, the ledger not yet.
+    pub async fn stats(&self, card: &SaleCard) -> LedgerResult<Stats> {
+        let counters = self.ledger.counters(card.sale.id).await?;
+        let offers = counters.iter().map(|counters| self.offer_stats(counters)).collect();
+        let count = |step| card.funnel.get(step);
+        Ok(Stats {
+            sale_id: card.sale.id,
+            state: card.sale.state,
+            phase: card.sale.phase(self.clock.now()),
+            offers,
+            funnel: Funnel {
+                passes: count(Step::Pass),
+                tries: count(Step::Try),
+                granted: count(Step::Granted),
+                sold_out: count(Step::SoldOut),
+                already_ordered: count(Step::AlreadyOrdered),
+                not_open: count(Step::NotOpen),
+                too_fast: count(Step::TooFast),
+                busy: count(Step::Busy),
+            },
+            queue: self.queue_stats(),
+            registrations: self.roster.registrations(card.sale.id),
+        })
+    }
+
+    fn offer_stats(&self, counters: &Counters) -> OfferStats {
+        let Counters { offer, stock, live_units, paid_units, .. } = *counters;
+        let free = self.gate.memory.offer(offer).map_or(stock - live_units.min(stock), |gate| gate.free());
+        // The gate counts first and the ledger follows: what neither has free nor live is in the queue.
+        let queued = stock.saturating_sub(free).saturating_sub(live_units);
+        let returning = live_units.saturating_add(queued).saturating_add(free).saturating_sub(stock);
+        let held = live_units.saturating_sub(paid_units).saturating_add(queued).saturating_sub(returning);
+        OfferStats { offer_id: offer, stock, free, held, sold: paid_units, returning: 0 }
+    }
+
+    #[must_use]
+    pub fn queue_stats(&self) -> QueueStats {
+        let depth = u64::try_from(self.gate.memory.room().taken()).unwrap_or(u64::MAX);
+        if depth == 0 {
+            return QueueStats { depth, lag_ms: 0 };
+        }
+        let now = self.clock.now();
+        let claims = self.gate.unrecorded.all();
+        let lag_ms = claims.iter().map(|claim| claim.claimed_at.ms_until(now)).max().unwrap_or(0);
+        QueueStats { depth, lag_ms }
+    }
+
+    // Buyers.
+
+    /// Signs a buyer up for a sale.
+    pub async fn register(self: &Arc<Self>, sale: SaleId, buyer: &BuyerId) -> LedgerResult<RegisterAnswer> {
+        let Some(card) = self.catalogue.sale(sale) else { return Ok(RegisterAnswer::NotFound) };
+        let now = self.clock.now();
+        let registered = self.roster.is_registered(sale, buyer.as_str());
+        let asks_for_it = card.sale.registration == RegistrationKind::Required;
+        if !(registered && asks_for_it || card.sale.registration_open(now)) {
+            return Ok(RegisterAnswer::Closed);
+        }
+        let (app, buyer) = (Arc::clone(self), buyer.clone());
+        self.to_the_end(async move {
+            let (since, made) = app.ledger.register(sale, buyer.clone(), now).await?;
+            app.roster.register(sale, buyer.as_str());
+            Ok(if made { RegisterAnswer::Made(since) } else { RegisterAnswer::Before(since) })
+        })
+        .await
+    }
+
+    /// Takes a registration back while registration is open.
+    pub async fn unregister(self: &Arc<Self>, sale: SaleId, buyer: &BuyerId) -> LedgerResult<RegisterAnswer> {
+        let Some(card) = self.catalogue.sale(sale) else { return Ok(RegisterAnswer::NotFound) };
+        let now = self.clock.now();
+        if !self.roster.is_registered(sale, buyer.as_str()) {
+            return Ok(RegisterAnswer::NotFound);
+        }
+        if !card.sale.registration_open(now) {
+            return Ok(RegisterAnswer::Closed);
+        }
+        let (app, buyer) = (Arc::clone(self), buyer.clone());
+        self.to_the_end(async move {
+            app.ledger.unregister(sale, buyer.clone()).await?;
+            app.roster.unregister(sale, buyer.as_str());
+            Ok(RegisterAnswer::Made(now))
+        })
+        .await
+    }
+
+    /// Refuses passes to a buyer until a time.
+    pub async fn block(self: &Arc<Self>, block: Block) -> LedgerResult<()> {
+        let app = Arc::clone(self);
+        self.to_the_end(async move {
+            app.ledger.block(block.clone(), app.clock.now()).await?;
+            app.roster.block(block.buyer, block.until);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Lifts a block; `false` when there was none.
+    pub async fn unblock(self: &Arc<Self>, buyer: BuyerId) -> LedgerResult<bool> {
+        let app = Arc::clone(self);
+        self.to_the_end(async move {
+            let lifted = app.ledger.unblock(buyer.clone()).await?;
+            app.roster.unblock(&buyer);
+            Ok(lifted)
+        })
+        .await
+    }
+}
+
+fn stock_answer(changed: StockChanged, free: u32) -> StockAnswer {
+    match changed {
+        StockChanged::Done { stock, .. } => StockAnswer::Done { stock },
+        StockChanged::OtherChange => StockAnswer::OtherChange,
+        StockChanged::BelowLive { .. } => StockAnswer::BelowLive { free },
+        StockChanged::TooMuch => StockAnswer::TooMuch,
+        StockChanged::NotFound => StockAnswer::NotFound,
+    }
+}
+
+/// An order that is durable in the queue, as its buyer sees it.
+#[must_use]
+pub fn queued_view(claim: &Claim, card: &OfferCard) -> OrderView {
+    let price = card.offer.price;
+    OrderView {
+        id: claim.order,
+        sale_id: card.sale.sale.id,
+        offer_id: claim.offer,
+        quantity: claim.quantity,
+        price,
+        total: price.times(claim.quantity).unwrap_or(price),
+        state: State::Queued,
+        reason: None,
+        seq: 1,
+        created_at: claim.claimed_at,
+        pay_by: None,
+        paid_at: None,
+        closed_at: None,
+    }
+}
