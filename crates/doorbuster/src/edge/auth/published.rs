@@ -61,12 +61,7 @@ impl Source {
             return Ok(Self::File(PathBuf::from(jwks)));
         }
         // `https_only` also holds for every redirect.
-        let client = Client::builder()
-            .https_only(true)
-            .redirect(reqwest::redirect::Policy::limited(MAX_REDIRECTS))
-            .timeout(FETCH_TIMEOUT)
-            .build()
-            .context("no HTTPS client for `auth.jwks`")?;
+        let client = client().https_only(true).build().context("no HTTPS client for `auth.jwks`")?;
         Ok(Self::Url { url: Url::parse(jwks)?, client })
     }
 
@@ -76,6 +71,15 @@ impl Source {
             Self::Url { url, .. } => url.to_string(),
         }
     }
+}
+
+/// Every fetch opens its own connection: fetches are rare, and one lost on a connection the issuer has just
+/// closed would keep a new key unknown for another half minute.
+pub(super) fn client() -> reqwest::ClientBuilder {
+    Client::builder()
+        .redirect(reqwest::redirect::Policy::limited(MAX_REDIRECTS))
+        .timeout(FETCH_TIMEOUT)
+        .pool_max_idle_per_host(0)
 }
 
 #[derive(Debug)]

@@ -688,7 +688,7 @@ impl Issuer {
     /// Loopback without TLS, which the settings would refuse.
     async fn authenticator(&self, clock: &Clock) -> Authenticator {
         let url = format!("http://{}/keys", self.address).parse().unwrap();
-        let source = Source::Url { url, client: reqwest::Client::builder().no_proxy().build().unwrap() };
+        let source = Source::Url { url, client: published::client().no_proxy().build().unwrap() };
         install_crypto();
         let checks = ClaimChecks { issuer: Some(ISSUER.into()), audience: Some(AUDIENCE.into()) };
         let keys = PublishedKeys::load(source, checks, clock).await.unwrap();
