@@ -134,7 +134,7 @@ impl Workshop {
         if let Err(error) = show_within(self.cargo("deny").args(["fetch", "db"]), ADVISORY_FETCH_LIMIT) {
             return Outcome::NotRun(format!("the advisory database cannot be fetched here: {error}"));
         }
-        show(self.cargo("deny").args(["check", "--disable-fetch", "advisories"])).into()
+        show(self.cargo("deny").args(["check", "advisories"])).into()
     }
 
     fn nextest(&self) -> anyhow::Result<()> {
