@@ -117,7 +117,14 @@ impl Workshop {
             Step::Tidy => tidy::check(&self.root).into(),
             Step::Clippy => show(self.build("clippy").args(["--all-targets", "--", "-D", "warnings"])).into(),
             Step::Doc => self.doc().into(),
-            Step::Deny => show(self.cargo("deny").args(["check", "bans", "licenses", "sources"])).into(),
+            Step::Deny => show(self.cargo("deny").args([
+                "check",
+                "--hide-inclusion-graph",
+                "bans",
+                "licenses",
+                "sources",
+            ]))
+            .into(),
             Step::Advisories => self.advisories(),
             Step::Nextest => self.nextest().into(),
             Step::Doctests => self.doctests(),
@@ -134,7 +141,7 @@ impl Workshop {
         if let Err(error) = show_within(self.cargo("deny").args(["fetch", "db"]), ADVISORY_FETCH_LIMIT) {
             return Outcome::NotRun(format!("the advisory database cannot be fetched here: {error}"));
         }
-        show(self.cargo("deny").args(["check", "--disable-fetch", "advisories"])).into()
+        show(self.cargo("deny").args(["check", "advisories"])).into()
     }
 
     fn nextest(&self) -> anyhow::Result<()> {
