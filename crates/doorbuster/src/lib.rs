@@ -18,6 +18,12 @@ pub mod ledger;
 /// What the world is told.
 pub mod outbox;
 
+/// What buyers and operators do to orders and sales.
+pub mod desk;
+
+/// The composition root.
+pub mod app;
+
 /// The one clock.
 pub mod clock;
 

@@ -174,6 +174,11 @@ impl LimitsSettings {
 }
 
 impl Settings {
+    /// The file of the SQLite ledger.
+    pub fn ledger_path(&self) -> PathBuf {
+        PathBuf::from(self.ledger.as_str().trim_start_matches("sqlite:"))
+    }
+
     /// What is in force, as TOML that can be read back once the secrets are filled in; secrets show as `(set)`.
     pub fn effective_toml(&self) -> Result<String, toml::ser::Error> {
         toml::to_string(self)

@@ -1,5 +1,26 @@
 //! The edge: where all buyers arrive and most of them are answered.
 
+/// Sockets, threads, deadlines.
+pub mod server;
+
+/// All calls but the try, and the limits they meet.
+pub mod router;
+
+/// The try.
+pub mod buy;
+
+/// What buyers call besides.
+pub mod buyer;
+
+/// What operators call.
+pub mod operator;
+
+/// Alive, ready, metrics.
+pub mod health;
+
+/// The OpenAPI document.
+pub mod openapi;
+
 /// Who the buyer is.
 pub mod auth;
 
@@ -8,3 +29,20 @@ pub mod challenge;
 
 /// Who may ask how fast, and how much may be under way at once.
 pub mod limits;
+
+/// What handlers take out of a request.
+pub mod extract;
+
+/// Bodies, bounded.
+pub mod body;
+
+/// Answers as bytes.
+pub mod answer;
+
+/// The edge's one error type.
+pub mod refusal;
+
+/// The lines of `X-Forwarded-For`, as they came.
+fn forwarded_for(headers: &http::HeaderMap) -> impl DoubleEndedIterator<Item = &str> {
+    headers.get_all("x-forwarded-for").iter().filter_map(|line| line.to_str().ok())
+}

@@ -6,6 +6,10 @@ mod orders;
 
 mod sales;
 
+pub use buyers::Answer;
+pub use orders::Remembered;
+pub use sales::OfferRow;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;

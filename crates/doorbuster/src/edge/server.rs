@@ -1,0 +1,414 @@
+//! Sockets: one accept loop, one thread per core, hyper's HTTP/1 on each.
+//!
+//! Every connection has a deadline that a watchman looks at: a head that does not arrive, an answer that is not read,
+//! a connection nobody uses. So a slow client costs a slot for seconds, and a fast one costs no timer per request.
+
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use http::header::{CONNECTION, HeaderValue};
+use http::{Method, Request, Response};
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use rules::wire::Code;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tokio_util::task::TaskTracker;
+
+use super::answer::{self, Body};
+use super::buy;
+use super::limits::Class;
+use super::router::{self, Routers};
+use crate::app::App;
+use crate::telemetry::metrics::{Answered, ConnectionOutcome, RequestClass, Shed, StatusClass};
+
+/// How often the watchman looks, in milliseconds.
+const WATCH_EVERY_MS: u64 = 250;
+
+/// New sockets a thread may have waiting.
+const NEW_SOCKETS_WAITING_MAX: usize = 1_024;
+
+/// Which calls a listener answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// Buyers and operators share one listener.
+    Everybody,
+    /// Buyers only: operators have a listener of their own.
+    Buyers,
+    /// Operators only.
+    Operators,
+}
+
+/// The running edge.
+#[derive(Debug)]
+pub struct EdgeHandle {
+    shared: Arc<Shared>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    app: Arc<App>,
+    routers: Routers,
+    draining: AtomicBool,
+    /// Set when the drain is over: what is still open is cut.
+    over: AtomicBool,
+    open: AtomicUsize,
+    connections_max: usize,
+}
+
+struct NewSocket {
+    stream: std::net::TcpStream,
+    peer: SocketAddr,
+    audience: Audience,
+}
+
+/// Starts the edge's threads and its accept loops.
+pub fn start(app: &Arc<App>, listener: TcpListener, operator: Option<TcpListener>) -> anyhow::Result<EdgeHandle> {
+    let limits = &app.settings.limits;
+    let shared = Arc::new(Shared {
+        app: Arc::clone(app),
+        routers: router::build(app),
+        draining: AtomicBool::new(false),
+        over: AtomicBool::new(false),
+        open: AtomicUsize::new(0),
+        connections_max: limits.connections_with(open_files_limit()),
+    });
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let count = if app.settings.edge_threads == 0 { cores } else { app.settings.edge_threads };
+    let mut threads = Vec::with_capacity(count);
+    let mut workers = Vec::with_capacity(count);
+    for number in 0..count {
+        let (send, receive) = mpsc::channel(NEW_SOCKETS_WAITING_MAX);
+        let shared = Arc::clone(&shared);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let run = move || runtime.block_on(serve(shared, receive));
+        threads.push(std::thread::Builder::new().name(format!("edge-{number}")).spawn(run)?);
+        workers.push(send);
+    }
+    let public = if operator.is_some() { Audience::Buyers } else { Audience::Everybody };
+    spawn_accept(&shared, listener, public, workers.clone());
+    if let Some(operator) = operator {
+        spawn_accept(&shared, operator, Audience::Operators, workers);
+    }
+    Ok(EdgeHandle { shared, threads })
+}
+
+fn open_files_limit() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
+}
+
+impl EdgeHandle {
+    /// Lets requests under way end, for at most `patience`, then cuts what is left.
+    pub async fn drain(&mut self, patience: Duration) {
+        self.shared.draining.store(true, Ordering::Release);
+        let all_gone = async {
+            while self.shared.open.load(Ordering::Acquire) > 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        if tokio::time::timeout(patience, all_gone).await.is_err() {
+            let cut = self.shared.open.load(Ordering::Acquire);
+            tracing::warn!(connections = cut, "cut at the end of the drain");
+        }
+        self.shared.over.store(true, Ordering::Release);
+        for thread in self.threads.drain(..) {
+            tokio::task::spawn_blocking(move || thread.join()).await.ok();
+        }
+    }
+}
+
+fn spawn_accept(shared: &Arc<Shared>, listener: TcpListener, audience: Audience, workers: Vec<mpsc::Sender<NewSocket>>) {
+    let shared = Arc::clone(shared);
+    let app = Arc::clone(&shared.app);
+    app.tasks.spawn(async move {
+        let shutdown = shared.app.shutdown.clone();
+        shutdown.run_until_cancelled(accept(&shared, &listener, audience, &workers)).await;
+    });
+}
+
+async fn accept(shared: &Arc<Shared>, listener: &TcpListener, audience: Audience, workers: &[mpsc::Sender<NewSocket>]) {
+    let mut turns = workers.iter().cycle();
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors, or a client that left before it was greeted: neither is a reason to stop.
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                continue;
+            }
+        };
+        let connections = &shared.app.metrics.connections;
+        if shared.open.load(Ordering::Acquire) >= shared.connections_max {
+            connections.inc(ConnectionOutcome::Refused);
+            continue;
+        }
+        let Ok(stream) = stream.into_std() else { continue };
+        let Some(worker) = turns.next() else { return };
+        shared.open.fetch_add(1, Ordering::AcqRel);
+        if worker.try_send(NewSocket { stream, peer, audience }).is_err() {
+            shared.open.fetch_sub(1, Ordering::AcqRel);
+            connections.inc(ConnectionOutcome::Refused);
+            continue;
+        }
+        connections.inc(ConnectionOutcome::Accepted);
+    }
+}
+
+/// What the watchman knows of a connection. One word: phase in the low two bits, since when in the others.
+#[derive(Debug)]
+struct Watch {
+    state: AtomicU64,
+    now_ms: Arc<AtomicU64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    /// Nothing has come since the last answer.
+    Idle = 0,
+    /// A request's head has begun.
+    Head = 1,
+    /// A request is being answered; its own limits apply.
+    Working = 2,
+}
+
+impl Watch {
+    fn set(&self, doing: Doing) {
+        let phase = match doing {
+            Doing::Idle => 0,
+            Doing::Head => 1,
+            Doing::Working => 2,
+        };
+        self.state.store((self.now_ms.load(Ordering::Relaxed) << 2) | phase, Ordering::Release);
+    }
+
+    fn get(&self) -> (Doing, u64) {
+        let state = self.state.load(Ordering::Acquire);
+        let doing = match state & 3 {
+            0 => Doing::Idle,
+            1 => Doing::Head,
+            _ => Doing::Working,
+        };
+        (doing, state >> 2)
+    }
+
+    fn bytes_came(&self) {
+        if self.get().0 == Doing::Idle {
+            self.set(Doing::Head);
+        }
+    }
+}
+
+/// One edge thread: serves its sockets and watches them.
+async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
+    let tasks = TaskTracker::new();
+    let watched: Arc<Mutex<Vec<(Arc<Watch>, AbortHandle)>>> = Arc::default();
+    let now_ms = Arc::new(AtomicU64::new(0));
+    let began = shared.app.clock.instant();
+    let mut ticks = tokio::time::interval(Duration::from_millis(WATCH_EVERY_MS));
+    loop {
+        tokio::select! {
+            socket = sockets.recv(), if !sockets.is_closed() || !sockets.is_empty() => {
+                let Some(socket) = socket else { continue };
+                let watch = Arc::new(Watch { state: AtomicU64::new(0), now_ms: Arc::clone(&now_ms) });
+                watch.set(Doing::Idle);
+                match serve_socket(&shared, socket, Arc::clone(&watch), &tasks) {
+                    Ok(abort) => watched.lock().push((watch, abort)),
+                    Err(error) => {
+                        tracing::debug!(%error, "a socket could not be set up");
+                        shared.open.fetch_sub(1, Ordering::AcqRel);
+                    }
+                }
+            }
+            _ = ticks.tick() => {
+                let elapsed = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+                now_ms.store(elapsed, Ordering::Relaxed);
+                look_around(&shared, &watched, elapsed);
+                shared.app.metrics.connections_open.set(i64::try_from(shared.open.load(Ordering::Relaxed)).unwrap_or(i64::MAX));
+                if shared.over.load(Ordering::Acquire) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn look_around(shared: &Shared, watched: &Mutex<Vec<(Arc<Watch>, AbortHandle)>>, now_ms: u64) {
+    let limits = &shared.app.settings.limits;
+    let draining = shared.draining.load(Ordering::Acquire);
+    let over = shared.over.load(Ordering::Acquire);
+    watched.lock().retain(|(watch, task)| {
+        if task.is_finished() {
+            return false;
+        }
+        let (doing, since_ms) = watch.get();
+        let limit_s = match doing {
+            Doing::Idle if draining => 0,
+            Doing::Idle => limits.idle_timeout_s,
+            Doing::Head => limits.header_timeout_s,
+            Doing::Working if over => 0,
+            Doing::Working => return true,
+        };
+        let late = now_ms.saturating_sub(since_ms) >= u64::from(limit_s) * 1_000;
+        if late {
+            task.abort();
+        }
+        !late
+    });
+}
+
+/// Returns the connection's slot, however its task ends.
+struct Slot(Arc<Shared>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn serve_socket(
+    shared: &Arc<Shared>,
+    socket: NewSocket,
+    watch: Arc<Watch>,
+    tasks: &TaskTracker,
+) -> anyhow::Result<AbortHandle> {
+    let stream = TcpStream::from_std(socket.stream).context("cannot register the socket")?;
+    stream.set_nodelay(true)?;
+    let limits = &shared.app.settings.limits;
+    let mut http = hyper::server::conn::http1::Builder::new();
+    http.max_buf_size(limits.header_bytes.max(8_192)).pipeline_flush(true).half_close(false);
+    let io = TokioIo::new(WatchedStream { stream, watch: Arc::clone(&watch) });
+    let slot = Slot(Arc::clone(shared));
+    let (peer, audience) = (socket.peer.ip(), socket.audience);
+    let service_shared = Arc::clone(shared);
+    let service = service_fn(move |request| {
+        let (shared, watch) = (Arc::clone(&service_shared), Arc::clone(&watch));
+        async move { Ok::<_, Infallible>(dispatch(&shared, request, peer, audience, watch).await) }
+    });
+    let connection = http.serve_connection(io, service).with_upgrades();
+    let task = tasks.spawn(async move {
+        let _slot = slot;
+        if let Err(error) = connection.await {
+            tracing::trace!(%error, "a connection ended early");
+        }
+    });
+    Ok(task.abort_handle())
+}
+
+async fn dispatch(
+    shared: &Arc<Shared>,
+    request: Request<Incoming>,
+    peer: IpAddr,
+    audience: Audience,
+    watch: Arc<Watch>,
+) -> Response<WatchedBody> {
+    watch.set(Doing::Working);
+    let app = &shared.app;
+    let (class, mut response) = if audience != Audience::Operators
+        && request.method() == Method::POST
+        && let Some(offer) = buy::offer_of(request.uri().path())
+    {
+        match app.in_flight.enter(Class::Buyer) {
+            Ok(_permit) => {
+                let offer = offer.to_owned();
+                let (parts, body) = request.into_parts();
+                (RequestClass::Buyer, buy::buy(app, &offer, &parts.headers, peer, body).await)
+            }
+            Err(_) => {
+                app.metrics.shed.inc(Shed::InFlight);
+                (RequestClass::Buyer, answer::refuse(Code::Busy))
+            }
+        }
+    } else {
+        router::route(app, &shared.routers, audience, peer, request).await
+    };
+    app.metrics.requests.inc(Answered(class, StatusClass::of(response.status().as_u16())));
+    if shared.draining.load(Ordering::Relaxed) {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response.map(|body| WatchedBody { body, watch })
+}
+
+/// A body that tells the watchman when it is through.
+struct WatchedBody {
+    body: Body,
+    watch: Arc<Watch>,
+}
+
+impl Drop for WatchedBody {
+    fn drop(&mut self) {
+        self.watch.set(Doing::Idle);
+    }
+}
+
+impl hyper::body::Body for WatchedBody {
+    type Data = bytes::Bytes;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A stream that tells the watchman when bytes come.
+struct WatchedStream {
+    stream: TcpStream,
+    watch: Arc<Watch>,
+}
+
+impl AsyncRead for WatchedStream {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if buffer.filled().len() > before {
+            self.watch.bytes_came();
+        }
+        read
+    }
+}
+
+impl AsyncWrite for WatchedStream {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffers: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
