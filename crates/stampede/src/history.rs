@@ -175,6 +175,13 @@ impl History {
         })
     }
 
+    /// Whether a try of this buyer was left without an answer.
+    #[must_use]
+    pub fn has_open_try(&self) -> bool {
+        let open = |what: &What| matches!(what, What::HungUp { .. } | What::Broken { call: Call::Try, .. });
+        self.events.iter().any(|told| open(&told.what))
+    }
+
     /// Orders that exist or may exist: what a last look must look at. A try that was clearly refused made none.
     #[must_use]
     pub fn to_look_at(&self) -> BTreeSet<OrderId> {

@@ -35,8 +35,7 @@ const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Everything one buyer does.
 pub(crate) async fn live(scene: Arc<Scene>, number: u32) -> Person {
     let mut person = Person::new(scene, number);
-    // Boxed: a hundred thousand people who wait for the opening must be small.
-    if let Err(GaveUp(why)) = Box::pin(person.shop()).await {
+    if let Err(GaveUp(why)) = person.shop().await {
         count(&person.scene.progress.gave_up);
         let now = person.scene.clock.instant();
         person.note_at(now, now, What::GaveUp { why });
@@ -49,7 +48,7 @@ pub(crate) async fn live(scene: Arc<Scene>, number: u32) -> Person {
 pub(crate) async fn look_once_more(mut person: Person) -> Person {
     for order in person.history.to_look_at() {
         // Whether it could be seen is in the history; there is nobody left to give up.
-        let _ = Box::pin(person.watch(order, None, true)).await;
+        let _ = person.watch(order, None, true).await;
     }
     person
 }
@@ -121,7 +120,7 @@ struct TokenGiven {
 #[serde(tag = "kind", rename_all = "snake_case")]
 enum Challenge {
     None,
-    Pow(altcha::Challenge),
+    Pow(Box<altcha::Challenge>),
     Picture {},
 }
 
@@ -258,7 +257,7 @@ impl Person {
         let heard = self.ask_patiently(Call::Challenge, "POST", &path, Some(b"{}")).await?;
         match read(&heard, "challenge")? {
             Challenge::None => Ok(None),
-            Challenge::Pow(challenge) => self.work(challenge).await.map(Some),
+            Challenge::Pow(challenge) => Box::pin(self.work(*challenge)).await.map(Some),
             Challenge::Picture {} => Err(GaveUp("cannot read pictures".into())),
         }
     }
@@ -340,7 +339,8 @@ impl Person {
     async fn hang_up(&mut self, ticket: &Ticket, percent: u8) -> Result<(), GaveUp> {
         count(&self.scene.progress.tries);
         let asked = self.scene.clock.instant();
-        match self.scene.hang_up(&Request::post(&ticket.path, None, &ticket.body), percent).await {
+        let request = Request::post(&ticket.path, None, &ticket.body);
+        match Box::pin(self.scene.hang_up(&request, percent)).await {
             Ok(bytes) => self.note(asked, What::HungUp { pass: ticket.order, bytes }),
             Err(error) => {
                 count(&self.scene.progress.errors);
@@ -521,4 +521,20 @@ fn better(first: Outcome, second: Outcome) -> Outcome {
 
 fn read<'a, T: Deserialize<'a>>(heard: &'a Heard, what: &str) -> Result<T, GaveUp> {
     serde_json::from_slice(&heard.body).map_err(|error| GaveUp(format!("this is no {what}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crowd::{Crowd, CrowdSettings, Tokens};
+    use crate::fake::{FakeShop, Manners};
+
+    #[tokio::test]
+    async fn a_waiting_person_is_small() {
+        let shop = FakeShop::open(Manners::default());
+        let crowd = Crowd::new(CrowdSettings::new(shop.addr(), shop.sale(), Tokens::Demo, 1)).unwrap();
+        let mut person = Person::new(crowd.scene(), 0);
+        let bytes = size_of_val(&person.shop());
+        assert!(bytes <= 2_048, "a hundred thousand people of {bytes} bytes");
+    }
 }

@@ -169,9 +169,9 @@ fn judge_orders(history: &History, findings: &mut Vec<Finding>) {
 /// An order's `seq` only grows, and each `seq` shows one state. Overlapping calls may hear in another order than they
 /// were answered, so only what was asked after the other was told is compared.
 fn went_back(history: &History, shown: &[(&Told, &Seen)]) -> Option<Finding> {
-    let newer = |(told, _): &&(&Told, &Seen), asked_us: u64| told.told_us <= asked_us;
+    let heard_before = |(told, _): &&(&Told, &Seen), asked_us: u64| told.told_us <= asked_us;
     shown.iter().find_map(|(told, after)| {
-        let mut earlier = shown.iter().filter(|shown| newer(shown, told.asked_us));
+        let mut earlier = shown.iter().filter(|shown| heard_before(shown, told.asked_us));
         let (_, before) = earlier.find(|(_, before)| {
             before.seq > after.seq || (before.seq == after.seq && before.state != after.state)
         })?;
@@ -647,6 +647,7 @@ mod tests {
             double_click: 0.3,
             hang_up: 0.2,
             connections: 16,
+            settle: std::time::Duration::from_millis(200),
             jitter: std::time::Duration::from_millis(50),
             ..CrowdSettings::new(shop.addr(), shop.sale(), tokens, 60)
         };
