@@ -1,0 +1,641 @@
+//! Many simulated buyers at once: how many, how they come, and what they share (sockets, solvers, counters). What one
+//! of them does is in `person`; whether what they were told holds together is for `verdict`.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use hdrhistogram::Histogram;
+use jsonwebtoken::EncodingKey;
+use rules::id::SaleId;
+use rules::time::UnixMs;
+use rules::wire::Code;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::task::JoinSet;
+
+use crate::blast::LATENCY_US_MAX;
+use crate::clock::{Clock, micros};
+use crate::connection::{CallError, Connection, Request, Timeouts};
+use crate::history::History;
+use crate::person::{self, Person};
+
+/// How the buyers prove who they are.
+#[derive(Clone)]
+pub enum Tokens {
+    /// The demo's login gives a token to everybody.
+    Demo,
+    /// Signed here (HS256) with the shop's secret.
+    Signed { secret: Vec<u8> },
+}
+
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Demo => "Demo",
+            Self::Signed { .. } => "Signed { secret: … }",
+        })
+    }
+}
+
+/// What the buyers are after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Buyer by buyer the next offer of the sale.
+    Spread,
+    /// Everybody the first.
+    First,
+}
+
+/// A crowd. Shares are between 0 and 1.
+#[derive(Clone, Debug)]
+pub struct CrowdSettings {
+    pub addr: SocketAddr,
+    /// The `Host` header.
+    pub host: String,
+    pub sale: SaleId,
+    pub tokens: Tokens,
+    pub buyers: u32,
+    /// Buyers are called this and a number.
+    pub name: String,
+    pub wanted: Wanted,
+    pub quantity: u32,
+    /// Buyers arrive evenly spread over this time.
+    pub arrival_spread: Duration,
+    /// Fingers are up to this much slower than the opening.
+    pub jitter: Duration,
+    /// Sockets at a time, of all buyers. At most half of them wait in long polls.
+    pub connections: usize,
+    /// The share of buyers who click twice.
+    pub double_click: f64,
+    /// The share of buyers who hang up in the middle of their first try.
+    pub hang_up: f64,
+    /// The share of those who come back to look at their order.
+    pub come_back: f64,
+    /// Tries per buyer; each waits as told by the answer before.
+    pub tries_max: u32,
+    /// How long a buyer bears with a page that does not come, and with an order that stays queued.
+    pub patience: Duration,
+    /// A try without an answer may still be on its way through the server: how long to wait before the last looks
+    /// where there was one.
+    pub settle: Duration,
+    /// The same seed makes the same choices.
+    pub seed: u64,
+    pub timeouts: Timeouts,
+}
+
+impl CrowdSettings {
+    /// A plain crowd of `buyers` for `sale`, all at once.
+    #[must_use]
+    pub fn new(addr: SocketAddr, sale: SaleId, tokens: Tokens, buyers: u32) -> Self {
+        Self {
+            addr,
+            host: addr.to_string(),
+            sale,
+            tokens,
+            buyers,
+            name: "buyer-".into(),
+            wanted: Wanted::Spread,
+            quantity: 1,
+            arrival_spread: Duration::ZERO,
+            jitter: Duration::from_millis(200),
+            connections: 512,
+            double_click: 0.0,
+            hang_up: 0.0,
+            come_back: 0.5,
+            tries_max: 10,
+            patience: Duration::from_secs(60),
+            settle: Duration::from_secs(1),
+            seed: 1,
+            timeouts: Timeouts::default(),
+        }
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        ensure!(self.connections > 0, "the crowd needs at least one connection");
+        ensure!(self.tries_max > 0, "a buyer needs at least one try");
+        for (name, share) in
+            [("double_click", self.double_click), ("hang_up", self.hang_up), ("come_back", self.come_back)]
+        {
+            ensure!((0.0..=1.0).contains(&share), "`{name}` is {share}; it must lie between 0 and 1");
+        }
+        Ok(())
+    }
+}
+
+/// A crowd that can be let loose, and watched while it runs.
+#[derive(Debug)]
+pub struct Crowd {
+    scene: Arc<Scene>,
+}
+
+impl Crowd {
+    /// Must be called inside a tokio runtime.
+    pub fn new(settings: CrowdSettings) -> anyhow::Result<Self> {
+        settings.check()?;
+        let signer = match &settings.tokens {
+            Tokens::Demo => None,
+            Tokens::Signed { secret } => Some(Signer(EncodingKey::from_secret(secret))),
+        };
+        let solvers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let scene = Scene {
+            clock: Clock::start(),
+            pool: Pool::new(settings.addr, settings.timeouts, settings.connections),
+            progress: Arc::new(Progress::new()?),
+            solvers: Semaphore::new(solvers),
+            signer,
+            settings,
+        };
+        Ok(Self { scene: Arc::new(scene) })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn scene(&self) -> Arc<Scene> {
+        Arc::clone(&self.scene)
+    }
+
+    /// Counters to read while it runs.
+    #[must_use]
+    pub fn progress(&self) -> Arc<Progress> {
+        Arc::clone(&self.scene.progress)
+    }
+
+    /// Lets everybody in and waits until the last has gone; then each order that was promised, or may have been
+    /// made, is looked at once more.
+    pub async fn run(&self) -> anyhow::Result<Outcome> {
+        let mut people = JoinSet::new();
+        for number in 0..self.scene.settings.buyers {
+            people.spawn(person::live(Arc::clone(&self.scene), number));
+        }
+        let lived = collect(people).await?;
+        let elapsed = self.scene.clock.elapsed();
+        if lived.iter().any(|person| person.history.has_open_try()) {
+            tokio::time::sleep(self.scene.settings.settle).await;
+        }
+        let mut looking = JoinSet::new();
+        let mut histories = Vec::with_capacity(lived.len());
+        for person in lived {
+            if person.history.to_look_at().is_empty() {
+                histories.push((person.number, person.history));
+            } else {
+                looking.spawn(person::look_once_more(person));
+            }
+        }
+        let looked = collect(looking).await?;
+        histories.extend(looked.into_iter().map(|person| (person.number, person.history)));
+        histories.sort_unstable_by_key(|(number, _)| *number);
+        Ok(Outcome {
+            started_at: self.scene.clock.started_at(),
+            elapsed,
+            totals: self.scene.progress.snapshot(),
+            histories: histories.into_iter().map(|(_, history)| history).collect(),
+        })
+    }
+}
+
+async fn collect(mut people: JoinSet<Person>) -> anyhow::Result<Vec<Person>> {
+    let mut lived = Vec::with_capacity(people.len());
+    while let Some(person) = people.join_next().await {
+        lived.push(person.context("a simulated buyer panicked")?);
+    }
+    Ok(lived)
+}
+
+/// How it went.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    pub started_at: UnixMs,
+    /// Until the last buyer was done, the last looks not included.
+    pub elapsed: Duration,
+    pub totals: Snapshot,
+    /// One per buyer, by number.
+    pub histories: Vec<History>,
+}
+
+/// Where the crowd stands, counted while it runs. Buyers are counted in `arrived`, `passes`, `queued`, `won` and
+/// `gone`, calls everywhere else.
+#[derive(Debug)]
+pub struct Progress {
+    pub(crate) arrived: AtomicU64,
+    pub(crate) passes: AtomicU64,
+    pub(crate) tries: AtomicU64,
+    pub(crate) queued: AtomicU64,
+    pub(crate) won: AtomicU64,
+    pub(crate) errors: AtomicU64,
+    pub(crate) gave_up: AtomicU64,
+    pub(crate) gone: AtomicU64,
+    /// By position in `Code::ALL`; what is no code of ours comes last.
+    refused: Vec<AtomicU64>,
+    latency: Mutex<Latency>,
+}
+
+#[derive(Debug)]
+struct Latency {
+    click_us: Histogram<u64>,
+    call_us: Histogram<u64>,
+}
+
+impl Progress {
+    fn new() -> anyhow::Result<Self> {
+        let histogram = || Histogram::new_with_bounds(1, LATENCY_US_MAX, 3);
+        Ok(Self {
+            arrived: AtomicU64::default(),
+            passes: AtomicU64::default(),
+            tries: AtomicU64::default(),
+            queued: AtomicU64::default(),
+            won: AtomicU64::default(),
+            errors: AtomicU64::default(),
+            gave_up: AtomicU64::default(),
+            gone: AtomicU64::default(),
+            refused: (0..=Code::ALL.len()).map(|_| AtomicU64::default()).collect(),
+            latency: Mutex::new(Latency { click_us: histogram()?, call_us: histogram()? }),
+        })
+    }
+
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let names = Code::ALL.iter().map(|code| code.as_str()).chain(["other"]);
+        let counts = self.refused.iter().map(|count| count.load(Ordering::Relaxed));
+        let refused = names.zip(counts).filter(|(_, count)| *count > 0);
+        let refused = refused.map(|(name, count)| (name.to_owned(), count)).collect();
+        let latency = self.latency();
+        Snapshot {
+            arrived: self.arrived.load(Ordering::Relaxed),
+            passes: self.passes.load(Ordering::Relaxed),
+            tries: self.tries.load(Ordering::Relaxed),
+            queued: self.queued.load(Ordering::Relaxed),
+            won: self.won.load(Ordering::Relaxed),
+            errors: self.errors.load(Ordering::Relaxed),
+            gave_up: self.gave_up.load(Ordering::Relaxed),
+            gone: self.gone.load(Ordering::Relaxed),
+            refused,
+            click: Percentiles::of(&latency.click_us),
+            call: Percentiles::of(&latency.call_us),
+        }
+    }
+
+    pub(crate) fn count_refusal(&self, code: &str) {
+        let position = Code::ALL.iter().position(|known| known.as_str() == code);
+        if let Some(count) = self.refused.get(position.unwrap_or(Code::ALL.len())) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn count_try(&self, reply: &Reply) {
+        let mut latency = self.latency();
+        latency.click_us.saturating_record(micros(reply.told.saturating_duration_since(reply.asked)));
+        latency.call_us.saturating_record(micros(reply.told.saturating_duration_since(reply.sent)));
+    }
+
+    fn latency(&self) -> MutexGuard<'_, Latency> {
+        self.latency.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// [`Progress`] at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Buyers who came.
+    pub arrived: u64,
+    /// Buyers who got a pass.
+    pub passes: u64,
+    /// POSTs of orders.
+    pub tries: u64,
+    /// Buyers who were told of an order of theirs.
+    pub queued: u64,
+    /// Buyers who saw their order recorded.
+    pub won: u64,
+    /// Calls without an answer.
+    pub errors: u64,
+    pub gave_up: u64,
+    /// Buyers who are done.
+    pub gone: u64,
+    /// Refused calls by code.
+    pub refused: BTreeMap<String, u64>,
+    /// POSTs of orders from the click to the answer, the wait for a free socket included.
+    pub click: Percentiles,
+    /// POSTs of orders from the socket in hand to the answer.
+    pub call: Percentiles,
+}
+
+/// In microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Percentiles {
+    pub count: u64,
+    pub p50_us: u64,
+    pub p90_us: u64,
+    pub p99_us: u64,
+    pub max_us: u64,
+}
+
+impl Percentiles {
+    #[must_use]
+    pub fn of(histogram: &Histogram<u64>) -> Self {
+        Self {
+            count: histogram.len(),
+            p50_us: histogram.value_at_quantile(0.50),
+            p90_us: histogram.value_at_quantile(0.90),
+            p99_us: histogram.value_at_quantile(0.99),
+            max_us: histogram.max(),
+        }
+    }
+}
+
+/// What all buyers share.
+#[derive(Debug)]
+pub(crate) struct Scene {
+    pub settings: CrowdSettings,
+    pub clock: Clock,
+    pub progress: Arc<Progress>,
+    /// Proofs of work solved at a time: more than there are cores only makes each slower.
+    pub solvers: Semaphore,
+    pub signer: Option<Signer>,
+    pool: Pool,
+}
+
+pub(crate) struct Signer(pub EncodingKey);
+
+impl std::fmt::Debug for Signer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Signer")
+    }
+}
+
+/// One call and what came back.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub asked: Instant,
+    /// When a socket was free for it.
+    pub sent: Instant,
+    pub told: Instant,
+    pub result: Result<Heard, CallError>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Heard {
+    pub status: u16,
+    pub retry_after: Option<Duration>,
+    pub body: Vec<u8>,
+}
+
+impl Scene {
+    pub async fn ask(&self, request: &Request<'_>) -> Reply {
+        let asked = self.clock.instant();
+        // Boxed, here and below: only a call on its way takes the room of one, not everybody who sleeps.
+        Box::pin(self.call(asked, request, self.settings.timeouts.answer)).await
+    }
+
+    /// For long polls, which have only a share of the sockets, so that they cannot keep the others from trying.
+    pub async fn ask_and_wait(&self, request: &Request<'_>, wait: Duration) -> Reply {
+        let asked = self.clock.instant();
+        let _share = self.pool.waits.acquire().await;
+        Box::pin(self.call(asked, request, self.settings.timeouts.answer + wait)).await
+    }
+
+    /// Sends `percent` of a request's bytes and hangs up. Returns how many bytes that were.
+    pub async fn hang_up(&self, request: &Request<'_>, percent: u8) -> Result<usize, CallError> {
+        let (_permit, mut socket) = self.pool.take().await;
+        request.render(&self.settings.host, &mut socket.request);
+        let bytes = socket.request.len().saturating_mul(usize::from(percent)).div_ceil(100);
+        socket.connection.hang_up(&socket.request, bytes).await?;
+        self.pool.give_back(socket);
+        Ok(bytes)
+    }
+
+    async fn call(&self, asked: Instant, request: &Request<'_>, within: Duration) -> Reply {
+        let (_permit, mut socket) = self.pool.take().await;
+        let sent = self.clock.instant();
+        request.render(&self.settings.host, &mut socket.request);
+        let result = socket.connection.call_within(&socket.request, within).await.map(|answer| Heard {
+            status: answer.status,
+            retry_after: answer.retry_after,
+            body: answer.body.to_vec(),
+        });
+        self.pool.give_back(socket);
+        Reply { asked, sent, told: self.clock.instant(), result }
+    }
+}
+
+/// The crowd's sockets: thousands of buyers, a few hundred connections.
+#[derive(Debug)]
+struct Pool {
+    addr: SocketAddr,
+    timeouts: Timeouts,
+    permits: Semaphore,
+    waits: Semaphore,
+    /// The last one used is the first one taken: the rest may idle and close.
+    free: Mutex<Vec<Socket>>,
+}
+
+#[derive(Debug)]
+struct Socket {
+    connection: Connection,
+    request: Vec<u8>,
+}
+
+impl Pool {
+    fn new(addr: SocketAddr, timeouts: Timeouts, connections: usize) -> Self {
+        let waits = Semaphore::new(connections.div_ceil(2));
+        Self { addr, timeouts, permits: Semaphore::new(connections), waits, free: Mutex::default() }
+    }
+
+    /// Waits for room, then takes a socket. Dropped instead of given back, a socket is closed and makes room.
+    async fn take(&self) -> (Option<SemaphorePermit<'_>>, Socket) {
+        // Nobody closes this semaphore; were it closed, the cap would be the only thing lost.
+        let permit = self.permits.acquire().await.ok();
+        let free = self.free().pop();
+        let new = || Socket { connection: Connection::new(self.addr, self.timeouts), request: Vec::new() };
+        (permit, free.unwrap_or_else(new))
+    }
+
+    fn give_back(&self, socket: Socket) {
+        self.free().push(socket);
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<Socket>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rules::order::State;
+    use rules::sale::{ChallengeKind, RegistrationKind};
+
+    use super::*;
+    use crate::fake::{FakeShop, Manners, SECRET};
+    use crate::history::{Call, Told, What};
+
+    fn settings(shop: &FakeShop, buyers: u32) -> CrowdSettings {
+        let tokens = Tokens::Signed { secret: SECRET.to_vec() };
+        let (jitter, settle) = (Duration::from_millis(5), Duration::from_millis(200));
+        let wanted = Wanted::First;
+        CrowdSettings {
+            jitter,
+            settle,
+            wanted,
+            connections: 8,
+            ..CrowdSettings::new(shop.addr(), shop.sale(), tokens, buyers)
+        }
+    }
+
+    async fn run(settings: CrowdSettings) -> Outcome {
+        Crowd::new(settings).unwrap().run().await.unwrap()
+    }
+
+    fn winners(outcome: &Outcome) -> usize {
+        let won =
+            |history: &&History| history.orders().iter().any(|order| order.state == State::AwaitingPayment);
+        outcome.histories.iter().filter(won).count()
+    }
+
+    fn told(outcome: &Outcome, wanted: impl Fn(&What) -> bool) -> usize {
+        outcome.histories.iter().flat_map(|history| &history.events).filter(|told| wanted(&told.what)).count()
+    }
+
+    fn refusals(outcome: &Outcome, code: Code) -> u64 {
+        outcome.totals.refused.get(code.as_str()).copied().unwrap_or(0)
+    }
+
+    #[tokio::test]
+    async fn a_crowd_buys_all_there_is_and_hears_so() {
+        let shop = FakeShop::open(Manners::default());
+        let crowd = Crowd::new(settings(&shop, 50)).unwrap();
+        let progress = crowd.progress();
+        let outcome = crowd.run().await.unwrap();
+        assert_eq!((winners(&outcome), shop.orders()), (10, 10));
+        let totals = &outcome.totals;
+        assert_eq!((totals.arrived, totals.passes, totals.tries, totals.gone), (50, 50, 50, 50));
+        assert_eq!((totals.queued, totals.won, refusals(&outcome, Code::SoldOut)), (10, 10, 40));
+        assert_eq!((totals.errors, totals.gave_up, totals.call.count), (0, 0, 50));
+        assert!(totals.click.p50_us <= totals.click.p99_us && totals.click.p99_us <= totals.click.max_us);
+        assert_eq!(&progress.snapshot(), totals);
+        assert!(shop.connections() <= 8, "{}", shop.connections());
+        assert_eq!(
+            told(&outcome, |what| matches!(what, What::Looked { last: true, found: Some(_), .. })),
+            10
+        );
+    }
+
+    #[tokio::test]
+    async fn buyers_log_in_at_the_demo_and_spread_over_the_offers() {
+        let shop = FakeShop::open(Manners { stock: 5, ..Manners::default() });
+        let mut settings = settings(&shop, 20);
+        (settings.tokens, settings.wanted) = (Tokens::Demo, Wanted::Spread);
+        let outcome = run(settings).await;
+        assert_eq!(winners(&outcome), 10);
+        assert!(shop.stats().offers.iter().all(|offer| offer.held == 5));
+    }
+
+    #[tokio::test]
+    async fn a_crowd_waits_for_the_servers_clock() {
+        let manners = Manners {
+            opens_in: Duration::from_millis(400),
+            clock_ahead_ms: 3_600_000,
+            early_passes: 7,
+            ..Manners::default()
+        };
+        let shop = FakeShop::open(manners);
+        let outcome = run(settings(&shop, 5)).await;
+        assert_eq!(winners(&outcome), 5);
+        assert!((0..10_000).contains(&shop.earliest_ms()), "{}", shop.earliest_ms());
+        assert!(refusals(&outcome, Code::NotOpen) >= 7);
+    }
+
+    #[tokio::test]
+    async fn a_proof_of_work_is_solved_and_a_picture_is_not() {
+        let shop = FakeShop::open(Manners { challenge: ChallengeKind::Pow, ..Manners::default() });
+        assert_eq!(winners(&run(settings(&shop, 3)).await), 3);
+        let shop = FakeShop::open(Manners { challenge: ChallengeKind::Picture, ..Manners::default() });
+        let outcome = run(settings(&shop, 3)).await;
+        assert_eq!((outcome.totals.gave_up, outcome.totals.passes), (3, 0));
+    }
+
+    #[tokio::test]
+    async fn who_must_register_registers() {
+        let shop = FakeShop::open(Manners { registration: RegistrationKind::Required, ..Manners::default() });
+        let outcome = run(settings(&shop, 3)).await;
+        assert_eq!(winners(&outcome), 3);
+        assert_eq!(told(&outcome, |what| *what == What::Registered), 3);
+    }
+
+    #[tokio::test]
+    async fn what_is_busy_unsure_or_broken_is_tried_again_with_the_same_pass() {
+        let manners = Manners { busy_first: 5, unsure_first: 4, break_first: 3, ..Manners::default() };
+        let shop = FakeShop::open(manners);
+        let outcome = run(settings(&shop, 10)).await;
+        assert_eq!((winners(&outcome), shop.orders()), (10, 10));
+        assert_eq!((refusals(&outcome, Code::Busy), refusals(&outcome, Code::Unsure)), (5, 4));
+        assert_eq!(told(&outcome, |what| matches!(what, What::Broken { call: Call::Try, .. })), 3);
+        assert_eq!(outcome.totals.tries, 22);
+        let tries = outcome.histories.iter().flat_map(|history| history.events.windows(2));
+        let told_to_wait =
+            |pair: &&[Told]| matches!(&pair[0].what, What::Refused { code, .. } if code == "busy");
+        let waits: Vec<u64> =
+            tries.filter(told_to_wait).map(|pair| pair[1].asked_us - pair[0].told_us).collect();
+        assert!(waits.len() == 5 && waits.iter().all(|wait_us| *wait_us >= 20_000), "{waits:?}");
+    }
+
+    #[tokio::test]
+    async fn tries_end() {
+        let shop = FakeShop::open(Manners { busy_first: u32::MAX, ..Manners::default() });
+        let outcome = run(CrowdSettings { tries_max: 3, ..settings(&shop, 4) }).await;
+        assert_eq!((outcome.totals.tries, outcome.totals.gave_up, shop.orders()), (12, 4, 0));
+    }
+
+    #[tokio::test]
+    async fn patience_ends() {
+        let shop = FakeShop::open(Manners { queued_looks: u32::MAX, ..Manners::default() });
+        let outcome = run(CrowdSettings { patience: Duration::from_millis(300), ..settings(&shop, 2) }).await;
+        assert_eq!((outcome.totals.queued, outcome.totals.won, outcome.totals.gave_up), (2, 0, 2));
+    }
+
+    #[tokio::test]
+    async fn two_clicks_are_one_order() {
+        let shop = FakeShop::open(Manners::default());
+        let outcome = run(CrowdSettings { double_click: 1.0, ..settings(&shop, 8) }).await;
+        assert_eq!((outcome.totals.tries, winners(&outcome), shop.orders()), (16, 8, 8));
+    }
+
+    #[tokio::test]
+    async fn who_hangs_up_may_come_back_and_all_orders_are_seen_at_the_end() {
+        let shop = FakeShop::open(Manners { stock: 100, ..Manners::default() });
+        let outcome = run(CrowdSettings { hang_up: 1.0, come_back: 0.5, ..settings(&shop, 40) }).await;
+        assert_eq!(told(&outcome, |what| matches!(what, What::HungUp { .. })), 40);
+        assert!(shop.orders() > 5 && shop.orders() < 40, "{}", shop.orders());
+        assert_eq!(winners(&outcome), shop.orders());
+        let came_back = told(&outcome, |what| matches!(what, What::Looked { last: false, .. }));
+        assert!(came_back > 5, "{came_back}");
+    }
+
+    #[tokio::test]
+    async fn the_same_seed_makes_the_same_people() {
+        let who_hangs_up = async |seed| {
+            let shop = FakeShop::open(Manners::default());
+            let outcome = run(CrowdSettings { hang_up: 0.5, seed, ..settings(&shop, 20) }).await;
+            let hung_up = |history: &History| {
+                history.events.iter().find_map(|told| match told.what {
+                    What::HungUp { bytes, .. } => Some(bytes),
+                    _ => None,
+                })
+            };
+            outcome.histories.iter().map(hung_up).map(|bytes| bytes.is_some()).collect::<Vec<_>>()
+        };
+        assert_eq!(who_hangs_up(7).await, who_hangs_up(7).await);
+        assert_ne!(who_hangs_up(7).await, who_hangs_up(8).await);
+    }
+
+    #[tokio::test]
+    async fn a_share_beyond_one_is_refused() {
+        let shop = FakeShop::open(Manners::default());
+        let error = Crowd::new(CrowdSettings { hang_up: 1.5, ..settings(&shop, 1) }).expect_err("too much");
+        assert!(error.to_string().contains("hang_up"), "{error}");
+    }
+}

@@ -1,0 +1,479 @@
+//! A shop for the tests of this crate: it speaks the public contract from memory and misbehaves on request. It shares
+//! no code with the real one, so that both can only agree on the contract.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use rules::id::{OfferId, OrderId, SaleId};
+use rules::money::Money;
+use rules::order::State;
+use rules::sale::{ChallengeKind, Phase, RegistrationKind, SaleState};
+use rules::time::UnixMs;
+use rules::wire::{
+    Code, Funnel, OfferStats, OfferView, OrderRequest, OrderView, PassGiven, Problem, QueueStats, SaleView,
+    ServerTime, Stats,
+};
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+
+pub(crate) const SECRET: &[u8] = b"the secret of the shop that is not there";
+const POW_SECRET: &str = "the secret of its challenges";
+const OFFERS: u128 = 2;
+
+/// How the shop behaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manners {
+    /// Units per offer.
+    pub stock: u32,
+    pub opens_in: Duration,
+    /// The server's clock is this far ahead of the world's, in milliseconds.
+    pub clock_ahead_ms: i64,
+    pub challenge: ChallengeKind,
+    pub registration: RegistrationKind,
+    /// The first tries are told `busy`.
+    pub busy_first: u32,
+    /// The first tries happen, and are told `unsure`.
+    pub unsure_first: u32,
+    /// The first tries happen, and the connection breaks.
+    pub break_first: u32,
+    /// The first passes are told `not_open`.
+    pub early_passes: u32,
+    /// An order stays queued for so many looks.
+    pub queued_looks: u32,
+    /// The first answer takes this long.
+    pub stall_once: Option<Duration>,
+    /// Sells more than there is.
+    pub oversells: bool,
+    /// Knows none of its orders.
+    pub forgets: bool,
+}
+
+impl Default for Manners {
+    fn default() -> Self {
+        Self {
+            stock: 10,
+            opens_in: Duration::ZERO,
+            clock_ahead_ms: 0,
+            challenge: ChallengeKind::None,
+            registration: RegistrationKind::None,
+            busy_first: 0,
+            unsure_first: 0,
+            break_first: 0,
+            early_passes: 0,
+            queued_looks: 1,
+            stall_once: None,
+            oversells: false,
+            forgets: false,
+        }
+    }
+}
+
+/// An open shop on a thread of its own; closes when dropped.
+#[derive(Debug)]
+pub(crate) struct FakeShop {
+    addr: SocketAddr,
+    shop: Arc<Shop>,
+    close: Arc<Notify>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl FakeShop {
+    pub fn open(manners: Manners) -> Self {
+        let shop = Arc::new(Shop::new(manners));
+        let close = Arc::new(Notify::new());
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (serving, closing) = (Arc::clone(&shop), Arc::clone(&close));
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                tokio::select! {
+                    () = closing.notified() => {}
+                    () = serve(listener, serving) => {}
+                }
+            });
+        });
+        Self { addr, shop, close, thread: Some(thread) }
+    }
+
+    pub const fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub fn sale(&self) -> SaleId {
+        SaleId(1)
+    }
+
+    pub fn offer(&self) -> OfferId {
+        OfferId(1)
+    }
+
+    pub fn mint(&self, buyer: &str) -> String {
+        self.shop.mint(buyer).pass
+    }
+
+    /// Connections accepted so far.
+    pub fn connections(&self) -> usize {
+        self.shop.connections.load(Ordering::Relaxed)
+    }
+
+    pub fn orders(&self) -> usize {
+        self.shop.books().orders.len()
+    }
+
+    /// The earliest moment an order was made, minus the opening, in milliseconds.
+    pub fn earliest_ms(&self) -> i64 {
+        let books = self.shop.books();
+        books.orders.values().map(|order| order.view.created_at.0 - self.shop.opens_at.0).min().unwrap()
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.shop.stats()
+    }
+}
+
+impl Drop for FakeShop {
+    fn drop(&mut self) {
+        self.close.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn serve(listener: std::net::TcpListener, shop: Arc<Shop>) {
+    let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+    let mut serving = tokio::task::JoinSet::new();
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        shop.connections.fetch_add(1, Ordering::Relaxed);
+        let shop = Arc::clone(&shop);
+        serving.spawn(async move {
+            let service = hyper::service::service_fn(move |request| Arc::clone(&shop).answer(request));
+            // Broken connections are part of the game.
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+        });
+    }
+}
+
+#[derive(Debug)]
+struct Shop {
+    manners: Manners,
+    clock: Clock,
+    opens_at: UnixMs,
+    books: Mutex<Books>,
+    connections: AtomicUsize,
+    minted: AtomicUsize,
+    answers: AtomicU32,
+    tries: AtomicU32,
+    passes: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    orders: BTreeMap<OrderId, Order>,
+    registered: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+struct Order {
+    buyer: String,
+    view: OrderView,
+    looks: u32,
+}
+
+/// What a request becomes: an answer, or a broken connection.
+enum Told {
+    Json(u16, Value),
+    Refused(Code, Option<OrderId>),
+    Break,
+}
+
+fn ok(value: impl serde::Serialize) -> Told {
+    Told::Json(200, serde_json::to_value(value).unwrap())
+}
+
+impl Shop {
+    fn new(manners: Manners) -> Self {
+        let clock = Clock::start();
+        let opens_in = i64::try_from(manners.opens_in.as_millis()).unwrap();
+        Self {
+            opens_at: clock.now().plus_ms(manners.clock_ahead_ms + opens_in),
+            manners,
+            clock,
+            books: Mutex::default(),
+            connections: AtomicUsize::new(0),
+            minted: AtomicUsize::new(0),
+            answers: AtomicU32::new(0),
+            tries: AtomicU32::new(0),
+            passes: AtomicU32::new(0),
+        }
+    }
+
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> std::io::Result<Response<Full<Bytes>>> {
+        let (head, body) = request.into_parts();
+        let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
+        if let Some(stall) = self.manners.stall_once
+            && self.answers.fetch_add(1, Ordering::Relaxed) == 0
+        {
+            tokio::time::sleep(stall).await;
+        }
+        let buyer = head.headers.get("authorization").and_then(|value| who(value.to_str().ok()?));
+        let path: Vec<&str> = head.uri.path().trim_start_matches('/').split('/').skip(2).collect();
+        let told = match (head.method.as_str(), path.as_slice()) {
+            ("GET", ["time"]) => {
+                let now = self.now();
+                ok(ServerTime { now, now_ms: now.0 })
+            }
+            ("POST", ["demo", "login"]) => {
+                let asked: Value = serde_json::from_slice(&body).unwrap();
+                ok(json!({ "token": format!("demo-{}", asked["buyer"].as_str().unwrap()) }))
+            }
+            ("GET", ["sales", _]) => ok(self.sale()),
+            ("POST", ["sales", _, "registration"]) => self.register(buyer),
+            ("POST", ["offers", offer, "challenge"]) => self.challenge(buyer, offer),
+            ("POST", ["offers", _, "pass"]) => self.pass(buyer, &body),
+            ("POST", ["offers", offer, "orders"]) => self.order(offer.parse().unwrap(), &body),
+            ("GET", ["orders", id]) => self.look(buyer, id.parse().unwrap()),
+            _ => Told::Refused(Code::NotFound, None),
+        };
+        let (status, value, retry_after) = match told {
+            Told::Break => return Err(std::io::ErrorKind::ConnectionAborted.into()),
+            Told::Json(status, value) => (status, value, None),
+            Told::Refused(code, order_id) => {
+                let retry = matches!(code.status(), 425 | 429 | 503).then_some("0");
+                (code.status(), serde_json::to_value(problem(code, order_id)).unwrap(), retry)
+            }
+        };
+        let mut response = Response::builder().status(status).header("content-type", "application/json");
+        if let Some(seconds) = retry_after {
+            response = response.header("retry-after", seconds);
+        }
+        Ok(response.body(Full::new(value.to_string().into())).unwrap())
+    }
+
+    fn now(&self) -> UnixMs {
+        self.clock.now().plus_ms(self.manners.clock_ahead_ms)
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap()
+    }
+
+    fn sale(&self) -> SaleView {
+        let offer = |id| OfferView {
+            id: OfferId(id),
+            name: format!("offer {id}"),
+            description: None,
+            image: None,
+            list_price: None,
+            price: price(),
+            max_per_order: 5,
+        };
+        SaleView {
+            id: SaleId(1),
+            title: "a night".into(),
+            state: SaleState::Published,
+            phase: if self.now() < self.opens_at { Phase::Upcoming } else { Phase::Open },
+            opens_at: self.opens_at,
+            closes_at: self.opens_at.plus_s(3_600),
+            pay_within_s: 900,
+            challenge: self.manners.challenge,
+            registration: self.manners.registration,
+            registration_opens_at: None,
+            registration_closes_at: None,
+            offers: (1..=OFFERS).map(offer).collect(),
+        }
+    }
+
+    fn register(&self, buyer: Option<String>) -> Told {
+        let Some(buyer) = buyer else { return Told::Refused(Code::Unauthorized, None) };
+        self.books().registered.insert(buyer);
+        Told::Json(201, json!({}))
+    }
+
+    fn challenge(&self, buyer: Option<String>, offer: &str) -> Told {
+        let Some(buyer) = buyer else { return Told::Refused(Code::Unauthorized, None) };
+        let mut challenge = match self.manners.challenge {
+            ChallengeKind::None => return ok(json!({ "kind": "none" })),
+            ChallengeKind::Picture => {
+                return ok(json!({ "kind": "picture", "token": "t", "image": "data:," }));
+            }
+            ChallengeKind::Pow => {
+                let options = altcha::CreateChallengeOptions {
+                    cost: 10,
+                    data: Some(BTreeMap::from([("for".into(), json!([buyer, offer]))])),
+                    hmac_signature_secret: Some(POW_SECRET.into()),
+                    ..Default::default()
+                };
+                serde_json::to_value(altcha::create_challenge(options).unwrap()).unwrap()
+            }
+        };
+        challenge["kind"] = "pow".into();
+        ok(challenge)
+    }
+
+    fn pass(&self, buyer: Option<String>, body: &[u8]) -> Told {
+        let Some(buyer) = buyer else { return Told::Refused(Code::Unauthorized, None) };
+        if self.passes.fetch_add(1, Ordering::Relaxed) < self.manners.early_passes {
+            return Told::Refused(Code::NotOpen, None);
+        }
+        if self.manners.registration == RegistrationKind::Required
+            && !self.books().registered.contains(&buyer)
+        {
+            return Told::Refused(Code::NotRegistered, None);
+        }
+        if self.manners.challenge == ChallengeKind::Pow && !solved(body) {
+            return Told::Refused(Code::ChallengeFailed, None);
+        }
+        ok(self.mint(&buyer))
+    }
+
+    fn mint(&self, buyer: &str) -> PassGiven {
+        let order_id = OrderId(u128::try_from(self.minted.fetch_add(1, Ordering::Relaxed)).unwrap() + 100);
+        PassGiven { pass: format!("{order_id}.{buyer}"), order_id, expires_at: self.opens_at.plus_s(300) }
+    }
+
+    fn order(&self, offer: OfferId, body: &[u8]) -> Told {
+        let request: OrderRequest = serde_json::from_slice(body).unwrap();
+        let (order, buyer) = request.pass.split_once('.').unwrap();
+        let id: OrderId = order.parse().unwrap();
+        let number = self.tries.fetch_add(1, Ordering::Relaxed);
+        let Manners { busy_first, unsure_first, break_first, .. } = self.manners;
+        if number < busy_first {
+            return Told::Refused(Code::Busy, None);
+        }
+        let decided = self.decide(id, offer, buyer, request.quantity);
+        match decided {
+            Told::Json(..) if number < busy_first + unsure_first => Told::Refused(Code::Unsure, Some(id)),
+            Told::Json(..) if number < busy_first + unsure_first + break_first => Told::Break,
+            other => other,
+        }
+    }
+
+    fn decide(&self, id: OrderId, offer: OfferId, buyer: &str, quantity: u32) -> Told {
+        let mut books = self.books();
+        if let Some(order) = books.orders.get(&id) {
+            return Told::Json(202, serde_json::to_value(&order.view).unwrap());
+        }
+        let of_offer = |order: &&Order| order.view.offer_id == offer;
+        if let Some(other) = books.orders.values().filter(of_offer).find(|order| order.buyer == buyer) {
+            return Told::Refused(Code::AlreadyOrdered, Some(other.view.id));
+        }
+        if self.now() < self.opens_at {
+            return Told::Refused(Code::NotOpen, None);
+        }
+        let taken: u32 = books.orders.values().filter(of_offer).map(|order| order.view.quantity).sum();
+        if taken + quantity > self.manners.stock && !self.manners.oversells {
+            return Told::Refused(Code::SoldOut, None);
+        }
+        let view = OrderView {
+            id,
+            sale_id: SaleId(1),
+            offer_id: offer,
+            quantity,
+            price: price(),
+            total: price().times(quantity).unwrap(),
+            state: State::Queued,
+            reason: None,
+            seq: 1,
+            created_at: self.now(),
+            pay_by: None,
+            paid_at: None,
+            closed_at: None,
+        };
+        let told = Told::Json(202, serde_json::to_value(&view).unwrap());
+        books.orders.insert(id, Order { buyer: buyer.into(), view, looks: 0 });
+        told
+    }
+
+    fn look(&self, buyer: Option<String>, id: OrderId) -> Told {
+        let mut books = self.books();
+        let order = books.orders.get_mut(&id).filter(|order| Some(&order.buyer) == buyer.as_ref());
+        let Some(order) = order.filter(|_| !self.manners.forgets) else {
+            return Told::Refused(Code::NotFound, None);
+        };
+        order.looks += 1;
+        if order.view.state == State::Queued && order.looks > self.manners.queued_looks {
+            (order.view.state, order.view.seq) = (State::AwaitingPayment, 2);
+        }
+        ok(&order.view)
+    }
+
+    fn stats(&self) -> Stats {
+        let books = self.books();
+        let offer = |id| {
+            let of_offer = |order: &&Order| order.view.offer_id == OfferId(id);
+            let held = books.orders.values().filter(of_offer).map(|order| order.view.quantity).sum();
+            let stock = self.manners.stock;
+            let free = stock.saturating_sub(held);
+            OfferStats { offer_id: OfferId(id), stock, free, held, sold: 0, returning: 0 }
+        };
+        Stats {
+            sale_id: SaleId(1),
+            state: SaleState::Published,
+            phase: Phase::Open,
+            offers: (1..=OFFERS).map(offer).collect(),
+            funnel: Funnel::default(),
+            queue: QueueStats { depth: 0, lag_ms: 0 },
+            registrations: 0,
+        }
+    }
+}
+
+fn who(authorization: &str) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Claims {
+        sub: String,
+    }
+    let token = authorization.strip_prefix("Bearer ")?;
+    if let Some(buyer) = token.strip_prefix("demo-") {
+        return Some(buyer.to_owned());
+    }
+    let key = jsonwebtoken::DecodingKey::from_secret(SECRET);
+    let validation = jsonwebtoken::Validation::new(jsonwebtoken::Algorithm::HS256);
+    let token: jsonwebtoken::TokenData<Claims> = jsonwebtoken::decode(token, &key, &validation).ok()?;
+    Some(token.claims.sub)
+}
+
+fn solved(body: &[u8]) -> bool {
+    let body: Value = serde_json::from_slice(body).unwrap();
+    let Ok(payload) = serde_json::from_value::<altcha::Payload>(body["solution"].clone()) else {
+        return false;
+    };
+    let options = altcha::VerifySolutionOptions::new(&payload.challenge, &payload.solution, POW_SECRET);
+    altcha::verify_solution(options).unwrap().verified
+}
+
+fn price() -> Money {
+    Money { amount: 149_900, currency: "CNY".parse().unwrap() }
+}
+
+fn problem(code: Code, order_id: Option<OrderId>) -> Problem {
+    Problem {
+        kind: "about:blank".into(),
+        title: code.title().into(),
+        status: code.status(),
+        detail: String::new(),
+        code: code.as_str().into(),
+        order_id,
+        until: None,
+        retry_after_ms: matches!(code.status(), 425 | 429 | 503).then_some(20),
+        field: None,
+        available: None,
+    }
+}

@@ -1,0 +1,261 @@
+//! What one buyer asked and was told, and when. It records and does not judge; `verdict` judges. A history can be
+//! written to a file and judged later.
+
+use std::collections::BTreeSet;
+
+use rules::id::{OfferId, OrderId};
+use rules::order::{Reason, State};
+use rules::time::UnixMs;
+use rules::wire::{Code, OrderView};
+use serde::{Deserialize, Serialize};
+
+/// All that one buyer was told, in the order of hearing it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct History {
+    pub buyer: String,
+    pub events: Vec<Told>,
+}
+
+/// One exchange. Times are microseconds since the crowd was let loose.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Told {
+    pub asked_us: u64,
+    pub told_us: u64,
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Call {
+    LogIn,
+    Sale,
+    Time,
+    Registration,
+    Challenge,
+    Pass,
+    /// A try: the POST of an order.
+    Try,
+    /// A look at an order.
+    Look,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "told", rename_all = "snake_case")]
+pub enum What {
+    /// The sale's window, as a page shows it.
+    Window {
+        opens_at: UnixMs,
+        closes_at: UnixMs,
+    },
+    /// The server's clock is this far ahead of ours, in milliseconds.
+    Offset {
+        ms: i64,
+    },
+    Registered,
+    /// A pass for the order `order`.
+    Pass {
+        offer: OfferId,
+        order: OrderId,
+        expires_at: UnixMs,
+    },
+    /// A try was answered with an order. `pass` is the order the pass was given for.
+    Order {
+        status: u16,
+        pass: OrderId,
+        asked: u32,
+        order: Seen,
+    },
+    /// The order was looked at; `last` marks the look after everything was over. None: it is not there.
+    Looked {
+        id: OrderId,
+        found: Option<Seen>,
+        last: bool,
+    },
+    /// A refusal with its code. `pass` names the try's pass, `other` the order that stands in the way.
+    Refused {
+        call: Call,
+        offer: Option<OfferId>,
+        status: u16,
+        code: String,
+        pass: Option<OrderId>,
+        other: Option<OrderId>,
+    },
+    /// No answer: whatever was asked may or may not have happened.
+    Broken {
+        call: Call,
+        pass: Option<OrderId>,
+        why: String,
+    },
+    /// The buyer hung up in the middle of a try, after so many bytes.
+    HungUp {
+        pass: OrderId,
+        bytes: usize,
+    },
+    /// The buyer goes home without an answer.
+    GaveUp {
+        why: String,
+    },
+}
+
+/// An order as it was shown at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    pub id: OrderId,
+    pub offer: OfferId,
+    pub quantity: u32,
+    pub state: State,
+    pub reason: Option<Reason>,
+    pub seq: u32,
+    pub created_at: UnixMs,
+}
+
+impl Seen {
+    /// Whether the order holds units.
+    #[must_use]
+    pub const fn is_live(&self) -> bool {
+        match self.state {
+            State::Queued | State::AwaitingPayment | State::Paid | State::Refunding | State::RefundFailed => {
+                true
+            }
+            State::Closed | State::Refused | State::Refunded => false,
+        }
+    }
+}
+
+impl From<&OrderView> for Seen {
+    fn from(view: &OrderView) -> Self {
+        Self {
+            id: view.id,
+            offer: view.offer_id,
+            quantity: view.quantity,
+            state: view.state,
+            reason: view.reason,
+            seq: view.seq,
+            created_at: view.created_at,
+        }
+    }
+}
+
+impl History {
+    #[must_use]
+    pub const fn new(buyer: String) -> Self {
+        Self { buyer, events: Vec::new() }
+    }
+
+    /// Every time an order was shown to this buyer, in order.
+    pub fn seen(&self) -> impl Iterator<Item = (&Told, &Seen)> {
+        self.events.iter().filter_map(|told| match &told.what {
+            What::Order { order, .. } => Some((told, order)),
+            What::Looked { found, .. } => found.as_ref().map(|seen| (told, seen)),
+            _ => None,
+        })
+    }
+
+    /// Each order this buyer has seen, as it was last shown.
+    #[must_use]
+    pub fn orders(&self) -> Vec<Seen> {
+        let mut orders: Vec<Seen> = Vec::new();
+        for (_, seen) in self.seen() {
+            match orders.iter_mut().find(|order| order.id == seen.id) {
+                Some(order) => *order = *seen,
+                None => orders.push(*seen),
+            }
+        }
+        orders
+    }
+
+    /// The offer of the last pass.
+    #[must_use]
+    pub fn offer(&self) -> Option<OfferId> {
+        self.events.iter().rev().find_map(|told| match &told.what {
+            What::Pass { offer, .. } => Some(*offer),
+            _ => None,
+        })
+    }
+
+    /// Whether a try of this buyer was left without an answer.
+    #[must_use]
+    pub fn has_open_try(&self) -> bool {
+        let open = |what: &What| matches!(what, What::HungUp { .. } | What::Broken { call: Call::Try, .. });
+        self.events.iter().any(|told| open(&told.what))
+    }
+
+    /// Orders that exist or may exist: what a last look must look at. A try that was clearly refused made none.
+    #[must_use]
+    pub fn to_look_at(&self) -> BTreeSet<OrderId> {
+        let mut orders = BTreeSet::new();
+        for told in &self.events {
+            match &told.what {
+                What::Order { order, .. } => orders.extend([order.id]),
+                What::Looked { id, .. } => orders.extend([*id]),
+                What::Broken { call: Call::Try, pass, .. } => orders.extend(*pass),
+                What::HungUp { pass, .. } => orders.extend([*pass]),
+                What::Refused { call: Call::Try, status, code, pass, other, .. } => {
+                    orders.extend(*other);
+                    if is_unsure(*status, code) {
+                        orders.extend(*pass);
+                    }
+                }
+                _ => {}
+            }
+        }
+        orders
+    }
+}
+
+/// Whether a refused try may have happened all the same.
+#[must_use]
+pub fn is_unsure(status: u16, code: &str) -> bool {
+    let certain = [Code::Busy, Code::NotReady].iter().any(|certain| certain.as_str() == code);
+    status >= 500 && !certain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_survives_its_file() {
+        let order = OrderId(5);
+        let told = |what| Told { asked_us: 1, told_us: 2, what };
+        let history = History {
+            buyer: "ann".into(),
+            events: vec![
+                told(What::Pass { offer: OfferId(1), order, expires_at: UnixMs(1_800_000_000_000) }),
+                told(What::HungUp { pass: order, bytes: 10 }),
+                told(What::Looked { id: order, found: None, last: true }),
+            ],
+        };
+        let file = serde_json::to_string(&history).unwrap();
+        let read: History = serde_json::from_str(&file).unwrap();
+        assert_eq!(format!("{read:?}"), format!("{history:?}"));
+        assert!(file.contains(r#""told":"hung_up""#), "{file}");
+    }
+
+    #[test]
+    fn only_what_may_exist_is_looked_at_again() {
+        let refused = |pass, code: Code, other| Told {
+            asked_us: 0,
+            told_us: 0,
+            what: What::Refused {
+                call: Call::Try,
+                offer: None,
+                status: code.status(),
+                code: code.as_str().into(),
+                pass: Some(OrderId(pass)),
+                other,
+            },
+        };
+        let events = vec![
+            refused(1, Code::Busy, None),
+            refused(2, Code::SoldOut, None),
+            refused(3, Code::Unsure, None),
+            refused(4, Code::AlreadyOrdered, Some(OrderId(9))),
+            refused(5, Code::Internal, None),
+        ];
+        let history = History { buyer: "ann".into(), events };
+        assert_eq!(history.to_look_at(), BTreeSet::from([OrderId(3), OrderId(5), OrderId(9)]));
+    }
+}
