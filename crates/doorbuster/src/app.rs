@@ -132,7 +132,9 @@ impl Server {
         tokio::task::spawn_blocking(move || journal.join()).await.ok();
         if outcome.is_ok() && tokio::time::timeout(drain, &mut self.workers.clerk).await.is_err() {
             self.workers.hurry.cancel();
-            tracing::warn!("some claims were not recorded in time; they wait in the journal for the next start");
+            tracing::warn!(
+                "some claims were not recorded in time; they wait in the journal for the next start"
+            );
         }
         outcome
     }
@@ -148,7 +150,8 @@ fn clerk_failure(ended: Result<ClerkEnd, tokio::task::JoinError>) -> anyhow::Err
 
 /// One process per data folder: two gates on one ledger would sell everything twice.
 fn lock_data_dir(data_dir: &Path) -> anyhow::Result<File> {
-    std::fs::create_dir_all(data_dir).with_context(|| format!("cannot make the data folder {}", data_dir.display()))?;
+    std::fs::create_dir_all(data_dir)
+        .with_context(|| format!("cannot make the data folder {}", data_dir.display()))?;
     let path = data_dir.join("lock");
     let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
     match file.try_lock() {
@@ -189,7 +192,8 @@ async fn open(
     let memory = Arc::new(MemoryGate::new(settings.queue.capacity, rand::random()));
     let unrecorded = Arc::new(Unrecorded::default());
     let hub = Arc::new(Hub::default());
-    let (clerk_send, clerk_receive) = mpsc::channel(settings.queue.capacity.saturating_add(replay.claims.len()));
+    let (clerk_send, clerk_receive) =
+        mpsc::channel(settings.queue.capacity.saturating_add(replay.claims.len()));
     let (failed, journal_failed) = oneshot::channel();
     let parts = JournalParts {
         gate: Arc::clone(&memory),
@@ -203,7 +207,9 @@ async fn open(
     let (journal, journal_thread) = journal.start(parts)?;
     let gate = Gate { memory, journal, unrecorded };
 
-    let secret = |secret: &Option<secrecy::SecretString>| secret.as_ref().map(|s| s.expose_secret().as_bytes().to_vec());
+    let secret = |secret: &Option<secrecy::SecretString>| {
+        secret.as_ref().map(|s| s.expose_secret().as_bytes().to_vec())
+    };
     let pass_secret = secret(&settings.pass.secret).context("pass.secret is not set")?;
     let previous = secret(&settings.pass.previous_secret);
     let limits = &settings.limits;
@@ -283,7 +289,12 @@ async fn rebuild(app: &Arc<App>, replay: Replay, clerk: &mpsc::Sender<Journaled>
     Ok(())
 }
 
-fn replay_claim(app: &App, seq: u64, claim: Arc<Claim>, clerk: &mpsc::Sender<Journaled>) -> anyhow::Result<()> {
+fn replay_claim(
+    app: &App,
+    seq: u64,
+    claim: Arc<Claim>,
+    clerk: &mpsc::Sender<Journaled>,
+) -> anyhow::Result<()> {
     let offer = app.gate.memory.offer(claim.offer).with_context(|| {
         format!("the journal holds a claim of offer {}, which the ledger does not know", claim.offer)
     })?;
@@ -294,7 +305,11 @@ fn replay_claim(app: &App, seq: u64, claim: Arc<Claim>, clerk: &mpsc::Sender<Jou
         pass_expires_at: claim.pass_expires_at,
         live: true,
     };
-    ensure!(app.gate.memory.replay(&offer, &seed), "the journal grants more units of offer {} than there are", claim.offer);
+    ensure!(
+        app.gate.memory.replay(&offer, &seed),
+        "the journal grants more units of offer {} than there are",
+        claim.offer
+    );
     app.gate.unrecorded.insert(&claim);
     let permit = app.gate.memory.room().reserve_replayed();
     clerk.try_send(Journaled { seq, claim, permit }).context("the clerk cannot take the replayed claims")

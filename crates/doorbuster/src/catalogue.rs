@@ -70,7 +70,8 @@ impl Catalogue {
     pub fn put(&self, sale: &Sale, gates: &[Arc<OfferGate>]) {
         self.0.rcu(|before| {
             let mut after = Snapshot::clone(before);
-            let funnel = before.sales.get(&sale.id).map_or_else(Arc::default, |card| Arc::clone(&card.funnel));
+            let funnel =
+                before.sales.get(&sale.id).map_or_else(Arc::default, |card| Arc::clone(&card.funnel));
             let card = Arc::new(SaleCard { sale: sale.clone(), funnel, rendered: Default::default() });
             for (offer, gate) in sale.offers.iter().zip(gates) {
                 let offer_card =

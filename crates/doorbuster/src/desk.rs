@@ -153,7 +153,11 @@ impl App {
     // Sales.
 
     /// Publishes, pauses, resumes or ends a sale. When it returns, the gate follows.
-    pub async fn act_on_sale(self: &Arc<Self>, id: SaleId, action: SaleAction) -> LedgerResult<Changed<Sale>> {
+    pub async fn act_on_sale(
+        self: &Arc<Self>,
+        id: SaleId,
+        action: SaleAction,
+    ) -> LedgerResult<Changed<Sale>> {
         let app = Arc::clone(self);
         self.to_the_end(async move {
             let changed = app.ledger.act_on_sale(id, action, app.clock.now()).await?;
@@ -261,11 +265,17 @@ impl App {
         .await
     }
 
-    async fn lower_stock(&self, gate: &OfferGate, units: u32, change_id: String) -> LedgerResult<StockAnswer> {
+    async fn lower_stock(
+        &self,
+        gate: &OfferGate,
+        units: u32,
+        change_id: String,
+    ) -> LedgerResult<StockAnswer> {
         if let Err(free) = self.gate.memory.surrender(gate, units) {
             return Ok(StockAnswer::BelowLive { free });
         }
-        let changed = self.ledger.change_stock(gate.offer, -i64::from(units), change_id, self.clock.now()).await;
+        let changed =
+            self.ledger.change_stock(gate.offer, -i64::from(units), change_id, self.clock.now()).await;
         match &changed {
             Ok(StockChanged::Done { before: false, .. }) => {}
             // Nobody knows whether the ledger lowered it; the units stay out until the files are read again.

@@ -41,7 +41,11 @@ pub fn is_json(headers: &HeaderMap) -> bool {
 }
 
 /// The whole JSON body. A body that is already there costs no timer.
-pub async fn read(mut body: Incoming, headers: &HeaderMap, limits: &LimitsSettings) -> Result<Bytes, ReadError> {
+pub async fn read(
+    mut body: Incoming,
+    headers: &HeaderMap,
+    limits: &LimitsSettings,
+) -> Result<Bytes, ReadError> {
     if !is_json(headers) {
         return Err(ReadError::NotJson);
     }

@@ -74,7 +74,13 @@ pub async fn buy(
     judge(app, &card, &pass, attempt.quantity, headers).await
 }
 
-async fn judge(app: &Arc<App>, card: &OfferCard, pass: &Pass<'_>, quantity: u32, headers: &HeaderMap) -> Response<Body> {
+async fn judge(
+    app: &Arc<App>,
+    card: &OfferCard,
+    pass: &Pass<'_>,
+    quantity: u32,
+    headers: &HeaderMap,
+) -> Response<Body> {
     let funnel = &card.sale.funnel;
     funnel.inc(Step::Try);
     if quantity == 0 || quantity > card.offer.max_per_order {
@@ -178,7 +184,12 @@ async fn repeat(app: &Arc<App>, pass: &Pass<'_>, patience: Duration) -> Response
     wait_for_record(app, &buyer, pass, patience).await
 }
 
-async fn wait_for_record(app: &Arc<App>, buyer: &BuyerId, pass: &Pass<'_>, patience: Duration) -> Response<Body> {
+async fn wait_for_record(
+    app: &Arc<App>,
+    buyer: &BuyerId,
+    pass: &Pass<'_>,
+    patience: Duration,
+) -> Response<Body> {
     use super::limits::Class;
     // When too many wait, the answer comes at once: that is less than was asked for, and never wrong.
     let waiter = app.in_flight.enter(Class::Waiter);
@@ -197,7 +208,9 @@ fn show(seen: Result<Seen, LedgerError>, pass: &Pass<'_>, recorded: StatusCode) 
             };
             answer::order(status, &order)
         }
-        Ok(Seen::Unsure | Seen::NotFound) | Err(LedgerError::Unknown(_) | LedgerError::Failed(_)) => unsure(pass),
+        Ok(Seen::Unsure | Seen::NotFound) | Err(LedgerError::Unknown(_) | LedgerError::Failed(_)) => {
+            unsure(pass)
+        }
         Err(LedgerError::Unavailable(_)) => unsure(pass),
     }
 }
@@ -238,14 +251,20 @@ fn bad_body(app: &App, error: ReadError) -> Response<Body> {
 fn bad_json(app: &App, bytes: &[u8], error: &serde_json::Error) -> Response<Body> {
     app.metrics.tries.inc(Tried::InvalidRequest);
     if !error.is_data() {
-        return answer::problem(Code::Malformed, Extra { detail: Some(error.to_string()), ..Extra::default() });
+        return answer::problem(
+            Code::Malformed,
+            Extra { detail: Some(error.to_string()), ..Extra::default() },
+        );
     }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let field = match serde_path_to_error::deserialize::<_, TryBody<'_>>(&mut reader) {
         Err(error) if error.path().iter().len() > 0 => Some(error.path().to_string()),
         _ => None,
     };
-    answer::problem(Code::InvalidRequest, Extra { detail: Some(error.to_string()), field, ..Extra::default() })
+    answer::problem(
+        Code::InvalidRequest,
+        Extra { detail: Some(error.to_string()), field, ..Extra::default() },
+    )
 }
 
 fn bad_quantity(max: u32) -> Response<Body> {
@@ -261,7 +280,9 @@ fn bad_quantity(max: u32) -> Response<Body> {
 
 /// `Prefer: wait=2` (RFC 7240), capped; zero when it was not said.
 fn preferred_wait(headers: &HeaderMap) -> Duration {
-    let Some(prefer) = headers.get("prefer").and_then(|value| value.to_str().ok()) else { return Duration::ZERO };
+    let Some(prefer) = headers.get("prefer").and_then(|value| value.to_str().ok()) else {
+        return Duration::ZERO;
+    };
     let seconds = prefer.split([',', ';']).find_map(|part| {
         let (name, value) = part.split_once('=')?;
         let value = value.trim().trim_matches('"');

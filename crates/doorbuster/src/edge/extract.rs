@@ -134,9 +134,8 @@ impl<T: FromStr + Send> FromRequestParts<Arc<App>> for IdPath<T> {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Refusal> {
-        let Path(text) = Path::<String>::from_request_parts(parts, app)
-            .await
-            .map_err(|_| Refusal::new(Code::NotFound))?;
+        let Path(text) =
+            Path::<String>::from_request_parts(parts, app).await.map_err(|_| Refusal::new(Code::NotFound))?;
         text.parse().map(Self).map_err(|_| Refusal::new(Code::NotFound))
     }
 }

@@ -74,7 +74,11 @@ struct NewSocket {
 }
 
 /// Starts the edge's threads and its accept loops.
-pub fn start(app: &Arc<App>, listener: TcpListener, operator: Option<TcpListener>) -> anyhow::Result<EdgeHandle> {
+pub fn start(
+    app: &Arc<App>,
+    listener: TcpListener,
+    operator: Option<TcpListener>,
+) -> anyhow::Result<EdgeHandle> {
     let limits = &app.settings.limits;
     let shared = Arc::new(Shared {
         app: Arc::clone(app),
@@ -129,7 +133,12 @@ impl EdgeHandle {
     }
 }
 
-fn spawn_accept(shared: &Arc<Shared>, listener: TcpListener, audience: Audience, workers: Vec<mpsc::Sender<NewSocket>>) {
+fn spawn_accept(
+    shared: &Arc<Shared>,
+    listener: TcpListener,
+    audience: Audience,
+    workers: Vec<mpsc::Sender<NewSocket>>,
+) {
     let shared = Arc::clone(shared);
     let app = Arc::clone(&shared.app);
     app.tasks.spawn(async move {
@@ -138,7 +147,12 @@ fn spawn_accept(shared: &Arc<Shared>, listener: TcpListener, audience: Audience,
     });
 }
 
-async fn accept(shared: &Arc<Shared>, listener: &TcpListener, audience: Audience, workers: &[mpsc::Sender<NewSocket>]) {
+async fn accept(
+    shared: &Arc<Shared>,
+    listener: &TcpListener,
+    audience: Audience,
+    workers: &[mpsc::Sender<NewSocket>],
+) {
     let mut turns = workers.iter().cycle();
     loop {
         let (stream, peer) = match listener.accept().await {
@@ -357,7 +371,10 @@ impl hyper::body::Body for WatchedBody {
     type Data = bytes::Bytes;
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         Pin::new(&mut self.body).poll_frame(context)
     }
 
@@ -377,7 +394,11 @@ struct WatchedStream {
 }
 
 impl AsyncRead for WatchedStream {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         if buffer.filled().len() > before {
@@ -388,7 +409,11 @@ impl AsyncRead for WatchedStream {
 }
 
 impl AsyncWrite for WatchedStream {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 

@@ -120,7 +120,9 @@ impl OfferGate {
 
     fn put_back(&self, quantity: u32) {
         // Saturating: a defect elsewhere must not wrap into a sale of four billion units.
-        let _ = self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| Some(free.saturating_add(quantity)));
+        let _ = self
+            .free
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| Some(free.saturating_add(quantity)));
     }
 }
 
@@ -268,7 +270,14 @@ impl MemoryGate {
         self.claim_locked(shard, key, offer, attempt, now)
     }
 
-    fn claim_locked(&self, shard: &Shard, key: Key, offer: &Arc<OfferGate>, attempt: &Try<'_>, now: UnixMs) -> Decision {
+    fn claim_locked(
+        &self,
+        shard: &Shard,
+        key: Key,
+        offer: &Arc<OfferGate>,
+        attempt: &Try<'_>,
+        now: UnixMs,
+    ) -> Decision {
         let mut locked = shard.locked.lock();
         let before = shard.table.get(key);
         if before.is_some_and(|entry| entry.mark == Mark::Pending) {
@@ -289,14 +298,17 @@ impl MemoryGate {
         let (Verdict::Granted, Some(permit)) = (verdict, permit) else { return Decision::Answer(verdict) };
         let now_s = expiry_s(now);
         let keep = |entry: &Entry| keeps(entry, now_s);
-        let pending = entry(offer, Mark::Pending, attempt.order, attempt.quantity, expiry_s(attempt.pass_expires_at));
+        let pending =
+            entry(offer, Mark::Pending, attempt.order, attempt.quantity, expiry_s(attempt.pass_expires_at));
         shard.table.set(key, &pending, keep);
         if let Err(free) = offer.take(attempt.quantity) {
             let nothing = before.unwrap_or(Entry { mark: Mark::Vacant, ..pending });
             shard.table.set(key, &nothing, keep);
             return Decision::Answer(admit(known, door, free, attempt.quantity, || false));
         }
-        if let Some(ended) = before.filter(|entry| entry.mark == Mark::Ended && entry.pass_expires_at_s >= now_s) {
+        if let Some(ended) =
+            before.filter(|entry| entry.mark == Mark::Ended && entry.pass_expires_at_s >= now_s)
+        {
             locked.spent.retain(|_, expiry| *expiry >= now_s);
             locked.spent.insert(OrderId(ended.order), ended.pass_expires_at_s);
         }
@@ -305,7 +317,12 @@ impl MemoryGate {
     }
 
     /// Waits for the commit of this order's grant, if that is still under way: nobody is told of it before.
-    pub fn pending(&self, offer: &OfferGate, buyer: &str, order: OrderId) -> Option<oneshot::Receiver<Outcome>> {
+    pub fn pending(
+        &self,
+        offer: &OfferGate,
+        buyer: &str,
+        order: OrderId,
+    ) -> Option<oneshot::Receiver<Outcome>> {
         let key = self.key(offer, buyer);
         let shard = self.shard(key)?;
         let mut locked = shard.locked.lock();

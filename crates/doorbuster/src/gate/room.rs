@@ -36,7 +36,10 @@ impl Room {
     #[must_use]
     pub fn reserve(self: &Arc<Self>) -> Option<Permit> {
         let grow = |taken: usize| (taken < self.capacity).then(|| taken + 1);
-        self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, grow).ok().map(|_| Permit(Arc::clone(self)))
+        self.taken
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, grow)
+            .ok()
+            .map(|_| Permit(Arc::clone(self)))
     }
 
     /// Room for a claim that was answered before this process started: it exists whatever the capacity is.

@@ -81,11 +81,16 @@ impl Clerk {
     }
 
     /// Records the batch, however long the ledger is unavailable. `None` when told to hurry.
-    async fn record(&self, batch: &[Journaled], hurry: &CancellationToken) -> Result<Option<Vec<Record>>, LedgerError> {
+    async fn record(
+        &self,
+        batch: &[Journaled],
+        hurry: &CancellationToken,
+    ) -> Result<Option<Vec<Record>>, LedgerError> {
         let mut wait = RETRY_FIRST;
         loop {
             let began = self.clock.instant();
-            let claims = batch.iter().map(|journaled| (journaled.seq, Arc::clone(&journaled.claim))).collect();
+            let claims =
+                batch.iter().map(|journaled| (journaled.seq, Arc::clone(&journaled.claim))).collect();
             match self.ledger.record_orders(claims, self.clock.now()).await {
                 Ok(records) => {
                     self.metrics.clerk_batch_claims.observe(f64_of(batch.len()));
@@ -147,4 +152,3 @@ fn outcome_of(recorded: Recorded) -> OrderOutcome {
         },
     }
 }
-

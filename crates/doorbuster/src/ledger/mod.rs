@@ -136,10 +136,16 @@ pub enum Changed<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StockChanged {
     /// `before` is true for a repeat of the same change: the gate has seen it already.
-    Done { stock: u32, change_no: u64, before: bool },
+    Done {
+        stock: u32,
+        change_no: u64,
+        before: bool,
+    },
     /// The same change_id with another change.
     OtherChange,
-    BelowLive { live: u32 },
+    BelowLive {
+        live: u32,
+    },
     /// Above the most stock an offer may have.
     TooMuch,
     NotFound,

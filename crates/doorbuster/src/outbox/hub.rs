@@ -120,12 +120,18 @@ impl Hub {
         u64::try_from(self.next_id.fetch_add(1, Ordering::Relaxed)).unwrap_or(u64::MAX)
     }
 
-    fn listener_shard(&self, buyer: &BuyerId) -> Option<&Mutex<HashMap<BuyerId, Vec<(u64, mpsc::Sender<Arc<OrderView>>)>>>> {
+    fn listener_shard(
+        &self,
+        buyer: &BuyerId,
+    ) -> Option<&Mutex<HashMap<BuyerId, Vec<(u64, mpsc::Sender<Arc<OrderView>>)>>>> {
         let hash = usize::try_from(self.hasher.hash_one(buyer) & 0xffff).unwrap_or(0);
         self.listeners.get(hash % SHARDS)
     }
 
-    fn watcher_shard(&self, order: OrderId) -> Option<&Mutex<HashMap<OrderId, Vec<(u64, oneshot::Sender<Arc<OrderView>>)>>>> {
+    fn watcher_shard(
+        &self,
+        order: OrderId,
+    ) -> Option<&Mutex<HashMap<OrderId, Vec<(u64, oneshot::Sender<Arc<OrderView>>)>>>> {
         let random = usize::try_from((order.0 >> 32) & 0xffff).unwrap_or(0);
         self.watchers.get(random % SHARDS)
     }
@@ -208,7 +214,8 @@ mod tests {
     #[tokio::test]
     async fn a_change_reaches_its_buyer_and_nobody_else() {
         let hub = Arc::new(Hub::default());
-        let (mut ann, mut bob) = (hub.listen(&buyer("ann"), 5).unwrap(), hub.listen(&buyer("bob"), 5).unwrap());
+        let (mut ann, mut bob) =
+            (hub.listen(&buyer("ann"), 5).unwrap(), hub.listen(&buyer("bob"), 5).unwrap());
         let mut watcher = hub.watch(OrderId(1));
         hub.publish(&buyer("ann"), &order(1));
         assert_eq!(ann.next().await.unwrap().id, OrderId(1));

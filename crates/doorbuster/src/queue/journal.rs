@@ -90,15 +90,19 @@ impl Journal {
     pub fn open(path: &Path, vfs: Option<&str>, incarnation: &[u8; 16], cursor: u64) -> anyhow::Result<Self> {
         let mut connection = sqlite::open_writer(path, vfs, Sharing::Exclusive)?;
         let migrations = Migrations::new(MIGRATIONS.iter().copied().map(M::up).collect());
-        migrations.to_latest(&mut connection).with_context(|| format!("cannot prepare {}", path.display()))?;
+        migrations
+            .to_latest(&mut connection)
+            .with_context(|| format!("cannot prepare {}", path.display()))?;
         connection.execute("insert or ignore into identity values (1, ?1)", [incarnation.as_slice()])?;
-        let found: Vec<u8> = connection.query_row("select incarnation from identity", [], |row| row.get(0))?;
+        let found: Vec<u8> =
+            connection.query_row("select incarnation from identity", [], |row| row.get(0))?;
         ensure!(
             found == incarnation,
             "{} belongs to another ledger. Put the files of one backup together, or start with an empty data folder.",
             path.display()
         );
-        let last: Option<i64> = connection.query_row("select max(last_seq) from entries", [], |row| row.get(0))?;
+        let last: Option<i64> =
+            connection.query_row("select max(last_seq) from entries", [], |row| row.get(0))?;
         let last_seq = u64::try_from(last.unwrap_or(0)).unwrap_or(0);
         if cursor > last_seq {
             bail!(
@@ -112,16 +116,19 @@ impl Journal {
 
     /// The claims after `cursor`, oldest first: answered, not yet recorded.
     pub fn after(&self, cursor: u64) -> anyhow::Result<Vec<(u64, Arc<Claim>)>> {
-        let mut statement = self
-            .connection
-            .prepare("select first_seq, last_seq, claims from entries where last_seq > ?1 order by last_seq")?;
+        let mut statement = self.connection.prepare(
+            "select first_seq, last_seq, claims from entries where last_seq > ?1 order by last_seq",
+        )?;
         let mut rows = statement.query([i64::try_from(cursor)?])?;
         let mut found = Vec::new();
         while let Some(row) = rows.next()? {
             let (first, last): (i64, i64) = (row.get(0)?, row.get(1)?);
             let claims = claim::decode(row.get_ref(2)?.as_blob()?)?;
             let numbers = u64::try_from(first)?..=u64::try_from(last)?;
-            ensure!(numbers.clone().count() == claims.len(), "journal entry {last} does not hold what it says");
+            ensure!(
+                numbers.clone().count() == claims.len(),
+                "journal entry {last} does not hold what it says"
+            );
             found.extend(numbers.zip(claims).filter(|(seq, _)| *seq > cursor));
         }
         Ok(found)
@@ -162,7 +169,8 @@ impl JournalHandle {
         let (answer, receive) = oneshot::channel();
         match self.messages.try_send(Message::Append(Waiting { grant, claim, answer })) {
             Err(
-                TrySendError::Full(Message::Append(waiting)) | TrySendError::Disconnected(Message::Append(waiting)),
+                TrySendError::Full(Message::Append(waiting))
+                | TrySendError::Disconnected(Message::Append(waiting)),
             ) => Err(waiting.grant),
             Ok(()) | Err(_) => Ok(receive),
         }
@@ -339,7 +347,9 @@ impl Writer {
                 self.pruned = recorded;
                 self.commits_since_prune = 0;
             }
-            Err(error) if sqlite::classify_commit(&error) == CommitFailure::Unknown => self.fail(error.into()),
+            Err(error) if sqlite::classify_commit(&error) == CommitFailure::Unknown => {
+                self.fail(error.into())
+            }
             // Nothing is lost: the ledger has these claims, and the next try is a moment away.
             Err(error) => tracing::warn!(%error, "recorded claims could not be dropped from the journal"),
         }

@@ -106,7 +106,8 @@ mod tests {
         for sharing in [Sharing::Exclusive, Sharing::Readers] {
             let path = folder.path().join(format!("{sharing:?}.db"));
             let connection = open_writer(&path, None, sharing).unwrap();
-            let synchronous: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap();
+            let synchronous: i64 =
+                connection.pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap();
             assert_eq!(synchronous, SYNCHRONOUS_FULL);
         }
     }

@@ -45,7 +45,10 @@ impl Unrecorded {
     /// When the oldest claim in here was made.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Claim>> {
-        self.shards.iter().flat_map(|shard| shard.lock().values().map(Arc::clone).collect::<Vec<_>>()).collect()
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.lock().values().map(Arc::clone).collect::<Vec<_>>())
+            .collect()
     }
 
     fn shard(&self, order: OrderId) -> Option<&Mutex<HashMap<OrderId, Arc<Claim>>>> {

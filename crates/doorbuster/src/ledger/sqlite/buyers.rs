@@ -60,8 +60,9 @@ impl SqliteLedger {
         mut visit: impl FnMut(SaleId, &str, UnixMs) + Send + 'static,
     ) -> LedgerResult<()> {
         self.read(move |connection| {
-            let mut statement = connection
-                .prepare("select sale_id, buyer, registered_at from registrations join sales using (sale_no)")?;
+            let mut statement = connection.prepare(
+                "select sale_id, buyer, registered_at from registrations join sales using (sale_no)",
+            )?;
             let mut rows = statement.query([])?;
             while let Some(row) = rows.next()? {
                 let buyer = row.get_ref(1)?.as_str().map_err(rusqlite::Error::from)?;
@@ -108,7 +109,9 @@ impl SqliteLedger {
     pub async fn answer(&self, key: String) -> LedgerResult<Option<Answer>> {
         self.read(move |connection| {
             let found = connection
-                .prepare_cached("select request_digest, status, body from answers where idempotency_key = ?1")?
+                .prepare_cached(
+                    "select request_digest, status, body from answers where idempotency_key = ?1",
+                )?
                 .query_row([key], |row| {
                     Ok(Answer { request_digest: row.get(0)?, status: row.get(1)?, body: row.get(2)? })
                 })

@@ -211,7 +211,11 @@ mod column {
     }
 
     /// A word of a closed set, such as a state.
-    pub fn word<T>(row: &Row<'_>, index: usize, parse: impl FnOnce(&str) -> Option<T>) -> rusqlite::Result<T> {
+    pub fn word<T>(
+        row: &Row<'_>,
+        index: usize,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> rusqlite::Result<T> {
         let text = row.get_ref(index)?.as_str()?;
         parse(text).ok_or_else(|| unknown_word(index))
     }

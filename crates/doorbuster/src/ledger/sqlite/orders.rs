@@ -39,7 +39,11 @@ impl SqliteLedger {
     ///
     /// Durable when it returns. A retry is harmless: the order id tells a claim that is already recorded. The order of
     /// the claims is the order of the journal; when units run short (a defect of the gate), the earlier claim wins.
-    pub async fn record_orders(&self, batch: Vec<(u64, Arc<Claim>)>, now: UnixMs) -> LedgerResult<Vec<Record>> {
+    pub async fn record_orders(
+        &self,
+        batch: Vec<(u64, Arc<Claim>)>,
+        now: UnixMs,
+    ) -> LedgerResult<Vec<Record>> {
         self.transact(Lane::Clerk, move |transaction| record(transaction, &batch, now)).await
     }
 
@@ -57,7 +61,12 @@ impl SqliteLedger {
     }
 
     /// A buyer's orders, newest first.
-    pub async fn orders_of(&self, buyer: BuyerId, before: Option<u64>, limit: u32) -> LedgerResult<OrderPage> {
+    pub async fn orders_of(
+        &self,
+        buyer: BuyerId,
+        before: Option<u64>,
+        limit: u32,
+    ) -> LedgerResult<OrderPage> {
         let search = OrderSearch { buyer: Some(buyer), before, limit, ..OrderSearch::default() };
         self.search_orders(search).await
     }
@@ -144,7 +153,11 @@ struct OfferBooks {
     taken: u32,
 }
 
-fn record(transaction: &Transaction<'_>, batch: &[(u64, Arc<Claim>)], now: UnixMs) -> LedgerResult<Vec<Record>> {
+fn record(
+    transaction: &Transaction<'_>,
+    batch: &[(u64, Arc<Claim>)],
+    now: UnixMs,
+) -> LedgerResult<Vec<Record>> {
     let mut books: HashMap<OfferId, Option<OfferBooks>> = HashMap::new();
     for (_, claim) in batch {
         if let Entry::Vacant(entry) = books.entry(claim.offer) {
@@ -182,7 +195,8 @@ fn who_fits(
     for (_, claim) in batch {
         *wanted.entry(claim.offer).or_default() += u64::from(claim.quantity);
     }
-    let left = |offer: &OfferId| books.get(offer).and_then(Option::as_ref).map_or(0, |books| u64::from(books.left));
+    let left =
+        |offer: &OfferId| books.get(offer).and_then(Option::as_ref).map_or(0, |books| u64::from(books.left));
     if wanted.iter().all(|(offer, units)| *units <= left(offer)) {
         return Ok(vec![true; batch.len()]);
     }
@@ -219,7 +233,10 @@ fn read_books(transaction: &Transaction<'_>, offer: OfferId) -> rusqlite::Result
                 offer_no: row.get(0)?,
                 sale_no: row.get(1)?,
                 sale: SaleId(column::id(row, 2)?),
-                price: Money { amount: row.get(3)?, currency: column::word(row, 4, |text| text.parse().ok())? },
+                price: Money {
+                    amount: row.get(3)?,
+                    currency: column::word(row, 4, |text| text.parse().ok())?,
+                },
                 pay_within_s: column::count(row, 5)?,
                 left: column::count(row, 6)?,
                 taken: 0,
@@ -298,7 +315,12 @@ fn new_order(seq: u64, claim: &Claim, event: Event, offer: &OfferBooks, now: Uni
 }
 
 /// `false` when the order's id, or another live order of its buyer, is already there.
-fn insert_order(transaction: &Transaction<'_>, order: &Order, offer: &OfferBooks, now: UnixMs) -> LedgerResult<bool> {
+fn insert_order(
+    transaction: &Transaction<'_>,
+    order: &Order,
+    offer: &OfferBooks,
+    now: UnixMs,
+) -> LedgerResult<bool> {
     let inserted = transaction
         .prepare_cached(
             "insert into orders (order_no, order_id, offer_no, buyer, quantity, state, reason, seq, holds_units,
@@ -331,7 +353,12 @@ fn slot(order: &Order) -> i64 {
     if order.status.holds_units { 0 } else { signed(order.no) }
 }
 
-fn insert_event(transaction: &Transaction<'_>, order: &Order, offer: &OfferBooks, now: UnixMs) -> LedgerResult<()> {
+fn insert_event(
+    transaction: &Transaction<'_>,
+    order: &Order,
+    offer: &OfferBooks,
+    now: UnixMs,
+) -> LedgerResult<()> {
     let kind = match order.status.state {
         State::Refused => "order.refused",
         _ => "order.recorded",
@@ -368,7 +395,12 @@ fn move_counter(transaction: &Transaction<'_>, offer: &OfferBooks) -> LedgerResu
     }
 }
 
-fn cancel(transaction: &Transaction<'_>, id: OrderId, buyer: &BuyerId, now: UnixMs) -> LedgerResult<Cancelled> {
+fn cancel(
+    transaction: &Transaction<'_>,
+    id: OrderId,
+    buyer: &BuyerId,
+    now: UnixMs,
+) -> LedgerResult<Cancelled> {
     let Some(mut order) = find(transaction, id)?.filter(|order| order.buyer == *buyer) else {
         return Ok(Cancelled::NotFound);
     };

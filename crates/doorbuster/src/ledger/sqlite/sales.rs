@@ -2,9 +2,7 @@
 
 use rules::id::{OfferId, SaleId};
 use rules::money::{Currency, Money};
-use rules::sale::{
-    ChallengeKind, Offer, RegistrationKind, STOCK_MAX, Sale, SaleAction, SaleState, Window,
-};
+use rules::sale::{ChallengeKind, Offer, RegistrationKind, STOCK_MAX, Sale, SaleAction, SaleState, Window};
 use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
@@ -53,7 +51,12 @@ impl SqliteLedger {
     }
 
     /// Publishes, pauses, resumes or ends. Doing what is done already is harmless.
-    pub async fn act_on_sale(&self, id: SaleId, action: SaleAction, now: UnixMs) -> LedgerResult<Changed<Sale>> {
+    pub async fn act_on_sale(
+        &self,
+        id: SaleId,
+        action: SaleAction,
+        now: UnixMs,
+    ) -> LedgerResult<Changed<Sale>> {
         self.transact(Lane::Settle, move |transaction| {
             let Some(mut sale) = read_sale(transaction, id)? else { return Ok(Changed::NotFound) };
             let Some(state) = action.apply(sale.state) else { return Ok(Changed::WrongState) };
@@ -145,14 +148,20 @@ impl SqliteLedger {
     }
 
     /// The result of this stock change, if it was made before.
-    pub async fn earlier_stock_change(&self, offer: OfferId, change_id: String) -> LedgerResult<Option<(i64, u32)>> {
+    pub async fn earlier_stock_change(
+        &self,
+        offer: OfferId,
+        change_id: String,
+    ) -> LedgerResult<Option<(i64, u32)>> {
         self.read(move |connection| {
             let found = connection
                 .prepare_cached(
                     "select change, stock_after from stock_changes join offers using (offer_no)
                      where offer_id = ?1 and change_id = ?2",
                 )?
-                .query_row(params![offer.to_bytes(), change_id], |row| Ok((row.get(0)?, column::count(row, 1)?)))
+                .query_row(params![offer.to_bytes(), change_id], |row| {
+                    Ok((row.get(0)?, column::count(row, 1)?))
+                })
                 .optional()?;
             Ok(found)
         })
@@ -168,8 +177,10 @@ impl SqliteLedger {
         change_id: String,
         now: UnixMs,
     ) -> LedgerResult<StockChanged> {
-        self.transact(Lane::Settle, move |transaction| change_stock(transaction, offer, change, &change_id, now))
-            .await
+        self.transact(Lane::Settle, move |transaction| {
+            change_stock(transaction, offer, change, &change_id, now)
+        })
+        .await
     }
 }
 
@@ -188,7 +199,9 @@ fn change_stock(
         .optional()?;
     let Some((counters, offer_no)) = counters else { return Ok(StockChanged::NotFound) };
     let earlier: Option<(i64, u32)> = transaction
-        .prepare_cached("select change, stock_after from stock_changes where offer_no = ?1 and change_id = ?2")?
+        .prepare_cached(
+            "select change, stock_after from stock_changes where offer_no = ?1 and change_id = ?2",
+        )?
         .query_row(params![offer_no, change_id], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
     if let Some((first, stock)) = earlier {
@@ -247,7 +260,12 @@ fn insert_sale(transaction: &Transaction<'_>, sale: &Sale, now: UnixMs) -> Ledge
     Ok(())
 }
 
-fn insert_offer(transaction: &Transaction<'_>, sale_no: i64, position: usize, offer: &Offer) -> LedgerResult<()> {
+fn insert_offer(
+    transaction: &Transaction<'_>,
+    sale_no: i64,
+    position: usize,
+    offer: &Offer,
+) -> LedgerResult<()> {
     transaction
         .prepare_cached(
             "insert into offers (offer_id, sale_no, position, name, description, image, list_amount, price_amount,
@@ -293,7 +311,8 @@ fn write_sale(transaction: &Transaction<'_>, before: &Sale, after: &Sale) -> Led
     )?;
     if before.state == SaleState::Draft {
         let id = after.id.to_bytes();
-        let sale_no = transaction.query_row("select sale_no from sales where sale_id = ?1", [id], |row| row.get(0))?;
+        let sale_no =
+            transaction.query_row("select sale_no from sales where sale_id = ?1", [id], |row| row.get(0))?;
         transaction.execute("delete from offers where sale_no = ?1", [sale_no])?;
         for (position, offer) in after.offers.iter().enumerate() {
             insert_offer(transaction, sale_no, position, offer)?;

@@ -1,0 +1,18 @@
+//! The integration tests of the product: one binary, so that it links once.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::as_conversions,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "tests may fail loudly, read the clock and start tasks"
+)]
+
+/// A server of its own for each test, and people who talk to it.
+mod app;
+
+/// A sale from draft to recorded order.
+mod purchase;
