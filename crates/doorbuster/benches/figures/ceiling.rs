@@ -59,12 +59,14 @@ impl Drop for Ceiling {
 /// Runs until it is killed.
 pub fn serve(layout: Layout, answer_bytes: usize) -> anyhow::Result<()> {
     // What hyper adds itself: status line, content-length, date.
-    let head = "HTTP/1.1 409 Conflict\r\ncontent-length: 000\r\ndate: Tue, 15 Nov 1994 08:12:31 GMT\r\n\r\n".len();
+    let head =
+        "HTTP/1.1 409 Conflict\r\ncontent-length: 000\r\ndate: Tue, 15 Nov 1994 08:12:31 GMT\r\n\r\n".len();
     let body = Bytes::from(vec![b'x'; answer_bytes.saturating_sub(head)]);
     let cores = std::thread::available_parallelism()?.get();
     match layout {
         Layout::MultiThread => {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(cores).enable_all().build()?;
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(cores).enable_all().build()?;
             runtime.block_on(async {
                 let listener = TcpListener::bind("127.0.0.1:0").await?;
                 println!("{}", listener.local_addr()?);

@@ -91,7 +91,13 @@ fn main() -> anyhow::Result<()> {
     let mut plan = if args.quick {
         quick
     } else {
-        Plan { run: Duration::from_secs(5), repetitions: 5, many_buyers: 5_000_000, recorded_orders: 1_000_000, ..quick }
+        Plan {
+            run: Duration::from_secs(5),
+            repetitions: 5,
+            many_buyers: 5_000_000,
+            recorded_orders: 1_000_000,
+            ..quick
+        }
     };
     plan.repetitions = args.repetitions.unwrap_or(plan.repetitions);
     let wanted = |group: &str| args.only.is_empty() || args.only.iter().any(|only| only == group);

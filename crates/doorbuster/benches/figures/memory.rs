@@ -13,9 +13,17 @@ use crate::report::Report;
 const CLAIMS: usize = 1_000_000;
 
 pub fn measure(report: &mut Report) -> anyhow::Result<()> {
-    let output = Command::new(std::env::current_exe()?).args(["--memory-probe", &CLAIMS.to_string()]).output()?;
+    let output =
+        Command::new(std::env::current_exe()?).args(["--memory-probe", &CLAIMS.to_string()]).output()?;
     let bytes: f64 = String::from_utf8(output.stdout)?.trim().parse()?;
-    report.figure("gate_bytes_per_claim", bytes, "B", "memory per live claim, 1,000,000 claims", Some((96.0, 64.0)), false);
+    report.figure(
+        "gate_bytes_per_claim",
+        bytes,
+        "B",
+        "memory per live claim, 1,000,000 claims",
+        Some((96.0, 64.0)),
+        false,
+    );
     Ok(())
 }
 

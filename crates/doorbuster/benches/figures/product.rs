@@ -51,7 +51,8 @@ impl Product {
             .spawn()?;
         let mut line = String::new();
         BufReader::new(child.stdout.take().context("no output")?).read_line(&mut line)?;
-        let address = line.trim().strip_prefix("listening on http://").context("the server did not start")?.parse()?;
+        let address =
+            line.trim().strip_prefix("listening on http://").context("the server did not start")?.parse()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let client = reqwest::Client::builder().no_proxy().build()?;
         Ok(Self { child, address, client, runtime })
@@ -122,7 +123,8 @@ struct Sale {
 fn cpu_of(id: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let ticks: u64 = after_name.split_whitespace().skip(11).take(2).filter_map(|tick| tick.parse::<u64>().ok()).sum();
+    let ticks: u64 =
+        after_name.split_whitespace().skip(11).take(2).filter_map(|tick| tick.parse::<u64>().ok()).sum();
     // The kernel counts in hundredths of a second on every Linux we know.
     Duration::from_millis(ticks * 10)
 }
@@ -213,68 +215,134 @@ pub fn http(plan: &Plan, report: &mut Report, half_load: bool) -> anyhow::Result
     let sold_out = product.open_sale(1, 0)?;
     let plenty = product.open_sale(1, 10_000_000)?;
     let (refusal_bytes, accept_bytes) = answer_sizes(plan, &product, &sold_out, &plenty)?;
-    println!("answers: {refusal_bytes} bytes refused, {accept_bytes} bytes accepted; passes are signed ahead");
+    println!(
+        "answers: {refusal_bytes} bytes refused, {accept_bytes} bytes accepted; passes are signed ahead"
+    );
     let per_run = (plan.run.as_secs_f64() * 200_000.0) as usize;
     let mut series: std::collections::BTreeMap<&str, Vec<Sample>> = std::collections::BTreeMap::new();
     for repetition in 0..plan.repetitions {
-        for (name, layout) in [("ceiling_multi", Layout::MultiThread), ("ceiling_per_core", Layout::ThreadPerCore)] {
+        for (name, layout) in
+            [("ceiling_multi", Layout::MultiThread), ("ceiling_per_core", Layout::ThreadPerCore)]
+        {
             let ceiling = Ceiling::start(layout, refusal_bytes)?;
             let source = Minted::new(&product, &sold_out, usize::MAX).ahead(per_run);
-            let (blasted, cpu) = measured(|| cpu_of(ceiling.id()), || {
-                blast(plan, ceiling.address, Until::Elapsed(plan.run), Pace::Closed).run(|_| source.clone())
-            })?;
+            let (blasted, cpu) = measured(
+                || cpu_of(ceiling.id()),
+                || {
+                    blast(plan, ceiling.address, Until::Elapsed(plan.run), Pace::Closed)
+                        .run(|_| source.clone())
+                },
+            )?;
             series.entry(name).or_default().push(Sample::of(&blasted, blasted.elapsed, cpu));
         }
         let source = Minted::new(&product, &sold_out, usize::MAX).ahead(per_run);
-        let (blasted, cpu) = measured(|| product.cpu(), || {
-            blast(plan, product.address, Until::Elapsed(plan.run), Pace::Closed).run(|_| source.clone())
-        })?;
-        ensure!(blasted.status(409) == blasted.answered(), "not only refusals: {:?}", blasted.by_status().collect::<Vec<_>>());
+        let (blasted, cpu) = measured(
+            || product.cpu(),
+            || blast(plan, product.address, Until::Elapsed(plan.run), Pace::Closed).run(|_| source.clone()),
+        )?;
+        ensure!(
+            blasted.status(409) == blasted.answered(),
+            "not only refusals: {:?}",
+            blasted.by_status().collect::<Vec<_>>()
+        );
         series.entry("refuse").or_default().push(Sample::of(&blasted, blasted.elapsed, cpu));
 
         let source = Minted::new(&product, &plenty, usize::MAX).ahead(per_run);
         let mut settled = Duration::ZERO;
-        let (blasted, cpu) = measured(|| product.cpu(), || {
-            let blasted = blast(plan, product.address, Until::Elapsed(plan.run), Pace::Closed).run(|_| source.clone())?;
-            settled = product.settle(&plenty)?;
-            Ok(blasted)
-        })?;
-        ensure!(blasted.status(202) == blasted.answered(), "not only accepts: {:?}", blasted.by_status().collect::<Vec<_>>());
+        let (blasted, cpu) = measured(
+            || product.cpu(),
+            || {
+                let blasted = blast(plan, product.address, Until::Elapsed(plan.run), Pace::Closed)
+                    .run(|_| source.clone())?;
+                settled = product.settle(&plenty)?;
+                Ok(blasted)
+            },
+        )?;
+        ensure!(
+            blasted.status(202) == blasted.answered(),
+            "not only accepts: {:?}",
+            blasted.by_status().collect::<Vec<_>>()
+        );
         // The ledger follows in the same run: the time it needs to catch up counts.
         series.entry("accept").or_default().push(Sample::of(&blasted, blasted.elapsed + settled, cpu));
         for (name, samples) in &series {
             let last = samples.last().unwrap();
             println!(
                 "  run {}: {name:<16} {:>9.0}/s  server {:>5.2} us  generator {:>5.2} us",
-                repetition + 1, last.rate, last.cpu_us, last.generator_cpu_us
+                repetition + 1,
+                last.rate,
+                last.cpu_us,
+                last.generator_cpu_us
             );
         }
     }
     let rate = |name: &str| median(&series[name].iter().map(|sample| sample.rate).collect::<Vec<_>>());
     let cpu = |name: &str| median(&series[name].iter().map(|sample| sample.cpu_us).collect::<Vec<_>>());
     let ceiling_rate = rate("ceiling_multi").max(rate("ceiling_per_core"));
-    let ceiling_cpu = if rate("ceiling_multi") > rate("ceiling_per_core") { cpu("ceiling_multi") } else { cpu("ceiling_per_core") };
+    let ceiling_cpu = if rate("ceiling_multi") > rate("ceiling_per_core") {
+        cpu("ceiling_multi")
+    } else {
+        cpu("ceiling_per_core")
+    };
     for (name, samples) in &series {
-        let samples: Vec<_> = samples.iter().map(|s| json!({"rate": s.rate, "cpu_us": s.cpu_us, "generator_cpu_us": s.generator_cpu_us})).collect();
+        let samples: Vec<_> = samples
+            .iter()
+            .map(|s| json!({"rate": s.rate, "cpu_us": s.cpu_us, "generator_cpu_us": s.generator_cpu_us}))
+            .collect();
         report.raw(name, json!(samples));
     }
     report.figure("ceiling_per_s", ceiling_rate, "1/s", "bare hyper, the faster layout", None, true);
     report.figure("ceiling_cpu_us", ceiling_cpu, "us", "its CPU per request", None, false);
-    report.figure("refuse_vs_hyper", rate("refuse") / ceiling_rate, "x", "sold-out refusals against the ceiling", Some((0.80, 0.90)), true);
-    report.figure("refuse_cpu_vs_hyper", cpu("refuse") / ceiling_cpu, "x", "server CPU per refusal against the ceiling", Some((1.45, 1.25)), false);
-    report.figure("accept_vs_hyper", rate("accept") / ceiling_rate, "x", "durable accepts, ledger following, against the ceiling", Some((0.50, 0.60)), true);
+    report.figure(
+        "refuse_vs_hyper",
+        rate("refuse") / ceiling_rate,
+        "x",
+        "sold-out refusals against the ceiling",
+        Some((0.80, 0.90)),
+        true,
+    );
+    report.figure(
+        "refuse_cpu_vs_hyper",
+        cpu("refuse") / ceiling_cpu,
+        "x",
+        "server CPU per refusal against the ceiling",
+        Some((1.45, 1.25)),
+        false,
+    );
+    report.figure(
+        "accept_vs_hyper",
+        rate("accept") / ceiling_rate,
+        "x",
+        "durable accepts, ledger following, against the ceiling",
+        Some((0.50, 0.60)),
+        true,
+    );
     report.figure("accept_per_s", rate("accept"), "1/s", "durable accepts, ledger following", None, true);
-    report.figure("accept_cpu_us", cpu("accept"), "us", "server CPU per accept, ledger included", None, false);
+    report.figure(
+        "accept_cpu_us",
+        cpu("accept"),
+        "us",
+        "server CPU per accept, ledger included",
+        None,
+        false,
+    );
     if half_load {
         at_half_load(plan, report, &product, &plenty, rate("accept") / 2.0)?;
     }
     Ok(())
 }
 
-fn at_half_load(plan: &Plan, report: &mut Report, product: &Product, sale: &Sale, rate: f64) -> anyhow::Result<()> {
+fn at_half_load(
+    plan: &Plan,
+    report: &mut Report,
+    product: &Product,
+    sale: &Sale,
+    rate: f64,
+) -> anyhow::Result<()> {
     let mut p99 = Vec::new();
     for _ in 0..plan.repetitions {
-        let source = Minted::new(product, sale, usize::MAX).ahead((rate * plan.run.as_secs_f64() * 1.1) as usize);
+        let source =
+            Minted::new(product, sale, usize::MAX).ahead((rate * plan.run.as_secs_f64() * 1.1) as usize);
         let run = blast(plan, product.address, Until::Elapsed(plan.run), Pace::PerSecond(rate));
         let blasted = run.run(|_| source.clone())?;
         product.settle(sale)?;
@@ -283,7 +351,14 @@ fn at_half_load(plan: &Plan, report: &mut Report, product: &Product, sale: &Sale
         p99.push(at(0.99));
     }
     report.raw("half_load_p99_ms", json!(p99));
-    report.figure("accept_p99_ms_half_load", median(&p99), "ms", "p99 of accepts at half of that load, open loop", Some((10.0, 5.0)), false);
+    report.figure(
+        "accept_p99_ms_half_load",
+        median(&p99),
+        "ms",
+        "p99 of accepts at half of that load, open loop",
+        Some((10.0, 5.0)),
+        false,
+    );
     Ok(())
 }
 
@@ -295,12 +370,15 @@ pub fn spread(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
         let product = Product::start(folder.path())?;
         let sale = product.open_sale(offers, stock)?;
         let source = Minted::new(&product, &sale, buyers);
-        let (blasted, cpu) = measured(|| product.cpu(), || {
-            let run = blast(plan, product.address, Until::Requests(requests as u64), Pace::Closed);
-            let blasted = run.run(|_| source.clone())?;
-            product.settle(&sale)?;
-            Ok(blasted)
-        })?;
+        let (blasted, cpu) = measured(
+            || product.cpu(),
+            || {
+                let run = blast(plan, product.address, Until::Requests(requests as u64), Pace::Closed);
+                let blasted = run.run(|_| source.clone())?;
+                product.settle(&sale)?;
+                Ok(blasted)
+            },
+        )?;
         Ok(cpu.as_secs_f64() * 1e6 / blasted.answered() as f64)
     };
     let many = plan.many_buyers;
@@ -309,14 +387,34 @@ pub fn spread(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let refuse_offers = cost(1_000, 0, few_buyers, requests)?;
     let refuse_buyers = cost(1, 0, many, many)?;
     let worst = refuse_offers.max(refuse_buyers) / refuse_few;
-    report.raw("spread_refuse_cpu_us", json!({"few": refuse_few, "offers_1000": refuse_offers, "buyers_many": refuse_buyers}));
-    report.figure("refuse_cpu_spread", worst, "x", "CPU per refusal, 1 -> 1,000 offers and 10 thousand -> many buyers", Some((1.2, 1.05)), false);
+    report.raw(
+        "spread_refuse_cpu_us",
+        json!({"few": refuse_few, "offers_1000": refuse_offers, "buyers_many": refuse_buyers}),
+    );
+    report.figure(
+        "refuse_cpu_spread",
+        worst,
+        "x",
+        "CPU per refusal, 1 -> 1,000 offers and 10 thousand -> many buyers",
+        Some((1.2, 1.05)),
+        false,
+    );
     let accept_few = cost(1, 10_000_000, few_buyers, few_buyers)?;
     let accept_offers = cost(1_000, 10_000, requests, requests)?;
     let accept_buyers = cost(1, 10_000_000, many, many)?;
     let worst = accept_offers.max(accept_buyers) / accept_few;
-    report.raw("spread_accept_cpu_us", json!({"few": accept_few, "offers_1000": accept_offers, "buyers_many": accept_buyers}));
-    report.figure("accept_cpu_spread", worst, "x", "CPU per accept, 1 -> 1,000 offers and 10 thousand -> many buyers", Some((1.2, 1.05)), false);
+    report.raw(
+        "spread_accept_cpu_us",
+        json!({"few": accept_few, "offers_1000": accept_offers, "buyers_many": accept_buyers}),
+    );
+    report.figure(
+        "accept_cpu_spread",
+        worst,
+        "x",
+        "CPU per accept, 1 -> 1,000 offers and 10 thousand -> many buyers",
+        Some((1.2, 1.05)),
+        false,
+    );
     Ok(())
 }
 
@@ -339,16 +437,29 @@ pub fn start(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     }
     report.raw("start_s", json!(seconds));
     let per_million = median(&seconds) * 1_000_000.0 / plan.recorded_orders as f64;
-    report.figure("start_1m_orders_s", per_million, "s", "start to ready, per million recorded orders", Some((5.0, 2.0)), false);
+    report.figure(
+        "start_1m_orders_s",
+        per_million,
+        "s",
+        "start to ready, per million recorded orders",
+        Some((5.0, 2.0)),
+        false,
+    );
     Ok(())
 }
 
 /// Bytes of one refusal and one accept, head included.
-fn answer_sizes(plan: &Plan, product: &Product, sold_out: &Sale, plenty: &Sale) -> anyhow::Result<(usize, usize)> {
+fn answer_sizes(
+    plan: &Plan,
+    product: &Product,
+    sold_out: &Sale,
+    plenty: &Sale,
+) -> anyhow::Result<(usize, usize)> {
     let size = |sale: &Sale| -> anyhow::Result<usize> {
         let source = Minted::new(product, sale, usize::MAX);
         let one = Plan { connections: 1, threads: 1, ..*plan };
-        let blasted = blast(&one, product.address, Until::Requests(50), Pace::Closed).run(|_| source.clone())?;
+        let blasted =
+            blast(&one, product.address, Until::Requests(50), Pace::Closed).run(|_| source.clone())?;
         Ok((blasted.bytes_in / blasted.answered().max(1)) as usize)
     };
     Ok((size(sold_out)?, size(plenty)?))

@@ -31,7 +31,15 @@ impl Report {
     }
 
     /// One figure with what it must be and what it aims at.
-    pub fn figure(&mut self, name: &str, value: f64, unit: &str, what: &str, goal: Option<(f64, f64)>, higher_is_better: bool) {
+    pub fn figure(
+        &mut self,
+        name: &str,
+        value: f64,
+        unit: &str,
+        what: &str,
+        goal: Option<(f64, f64)>,
+        higher_is_better: bool,
+    ) {
         let verdict = goal.map_or("", |(must, target)| {
             let reaches = |goal: f64| if higher_is_better { value >= goal } else { value <= goal };
             if reaches(target) {
