@@ -20,5 +20,8 @@ mod gate_contract;
 /// The gate's own source under a scheduler that tries every order of steps.
 mod interleavings;
 
+/// The contract of every ledger.
+mod ledger_contract;
+
 /// A sale from draft to recorded order.
 mod purchase;
