@@ -23,5 +23,8 @@ mod interleavings;
 /// The contract of every ledger.
 mod ledger_contract;
 
+/// Killed processes.
+mod crash;
+
 /// A sale from draft to recorded order.
 mod purchase;
