@@ -83,7 +83,10 @@ mod tests {
         let written = RunFile::of("0.0.0.0:8080".parse().unwrap(), Some("[::]:81".parse().unwrap()));
         let file = written.write(folder.path()).unwrap();
         let read = RunFile::read(folder.path()).unwrap();
-        assert_eq!((read.url.as_str(), read.operator_url.as_str()), ("http://127.0.0.1:8080", "http://[::1]:81"));
+        assert_eq!(
+            (read.url.as_str(), read.operator_url.as_str()),
+            ("http://127.0.0.1:8080", "http://[::1]:81")
+        );
         drop(file);
         assert!(RunFile::read(folder.path()).is_none());
     }

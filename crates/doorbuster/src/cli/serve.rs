@@ -64,7 +64,8 @@ async fn serve(settings: Settings) -> anyhow::Result<Exit> {
     let mut signals = Signals::listen()?;
     let data_dir = settings.data_dir.clone();
     let (listener, address) = bind("listen", &settings.listen)?;
-    let operator = settings.operator_listen.as_deref().map(|text| bind("operator_listen", text)).transpose()?;
+    let operator =
+        settings.operator_listen.as_deref().map(|text| bind("operator_listen", text)).transpose()?;
     let (operator, operator_address) = operator.unzip();
 
     let shutdown = CancellationToken::new();
@@ -91,8 +92,9 @@ async fn serve(settings: Settings) -> anyhow::Result<Exit> {
 
 /// A listener, and the address it really has.
 pub fn bind(setting: &str, text: &str) -> anyhow::Result<(TcpListener, SocketAddr)> {
-    let address: SocketAddr =
-        text.parse().with_context(|| format!("`{text}` is no address with a port, such as 127.0.0.1:8080"))?;
+    let address: SocketAddr = text
+        .parse()
+        .with_context(|| format!("`{text}` is no address with a port, such as 127.0.0.1:8080"))?;
     let listen = || -> std::io::Result<_> {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         socket.set_reuseaddr(true)?;
