@@ -11,9 +11,11 @@ use super::claim::Claim;
 
 const SHARDS: usize = 64;
 
+type Shard = Mutex<HashMap<OrderId, Arc<Claim>>>;
+
 #[derive(Debug)]
 pub struct Unrecorded {
-    shards: Box<[Mutex<HashMap<OrderId, Arc<Claim>>>]>,
+    shards: Box<[Shard]>,
 }
 
 impl Default for Unrecorded {
@@ -42,7 +44,7 @@ impl Unrecorded {
         }
     }
 
-    /// When the oldest claim in here was made.
+    /// All claims that wait, in no order.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Claim>> {
         self.shards
@@ -51,7 +53,7 @@ impl Unrecorded {
             .collect()
     }
 
-    fn shard(&self, order: OrderId) -> Option<&Mutex<HashMap<OrderId, Arc<Claim>>>> {
+    fn shard(&self, order: OrderId) -> Option<&Shard> {
         // The random bits of the id: neighbours in time must not meet in one shard.
         let random = usize::try_from((order.0 >> 32) & 0xffff).unwrap_or(0);
         self.shards.get(random % SHARDS)
