@@ -16,6 +16,22 @@ mod run_file;
 /// The two ways a process is asked to end.
 mod signals;
 
+/// The operator's HTTP interface.
+mod client;
+
+/// The way to a server: one that runs, or one inside this process.
+mod reach;
+
+/// Numbers and tables for people.
+mod table;
+
+mod completions;
+mod config;
+mod demo;
+mod migrate;
+mod openapi;
+mod preheat;
+mod sale;
 mod serve;
 
 /// A flash-sale ordering engine: never oversells, never strands a unit, answers at once, forgets nobody.
@@ -26,13 +42,29 @@ pub struct Cli {
     command: Command,
 }
 
+/// The exit code for a promise that was not kept.
+const VIOLATED: u8 = 3;
+
 const EXAMPLES: &str = "\
+Examples:
+  doorbuster demo                         a whole sale with a crowd, nothing to install
+  doorbuster config default > shop.toml   every setting, explained
+  doorbuster serve --config shop.toml     the real thing
+  doorbuster sale create night.json       a sale on the server that runs
+
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a promise is violated.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serves sales until it is told to stop.
+    Demo(demo::Demo),
     Serve(serve::Serve),
+    Sale(sale::Sale),
+    Preheat(preheat::Preheat),
+    Migrate(migrate::Migrate),
+    Config(config::Config),
+    #[command(name = "openapi")]
+    OpenApi(openapi::OpenApi),
+    Completions(completions::Completions),
 }
 
 /// How a command that did not fail ended.
@@ -41,6 +73,8 @@ enum Exit {
     Done,
     /// It has already said why.
     Failed,
+    /// A promise of the product was not kept.
+    Violated,
 }
 
 /// Reads the arguments; wrong ones end the process with code 2 and a hint.
@@ -51,11 +85,19 @@ pub fn parse() -> Cli {
 /// Does what was asked and answers with the code to exit with.
 pub async fn run(cli: Cli) -> ExitCode {
     let ended = match cli.command {
+        Command::Demo(command) => command.run().await,
         Command::Serve(command) => command.run().await,
+        Command::Sale(command) => command.run().await,
+        Command::Preheat(command) => command.run().await,
+        Command::Migrate(command) => command.run().await,
+        Command::Config(command) => command.run(),
+        Command::OpenApi(command) => command.run(),
+        Command::Completions(command) => command.run(),
     };
     match ended {
         Ok(Exit::Done) => ExitCode::SUCCESS,
         Ok(Exit::Failed) => ExitCode::FAILURE,
+        Ok(Exit::Violated) => ExitCode::from(VIOLATED),
         Err(error) => failed(&error),
     }
 }

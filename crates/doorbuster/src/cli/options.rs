@@ -8,13 +8,13 @@ use doorbuster::config::{ConfigError, Settings};
 #[derive(Clone, Debug, Args)]
 pub struct SettingsOptions {
     /// The settings file; `doorbuster config default` prints one with every name explained.
-    #[arg(long, value_name = "FILE", env = "DOORBUSTER_CONFIG")]
+    #[arg(long, value_name = "FILE", env = "DOORBUSTER_CONFIG", global = true)]
     pub config: Option<PathBuf>,
     /// Sets one value, by the name it has in the settings file; may be repeated.
-    #[arg(long = "set", value_name = "NAME=VALUE")]
+    #[arg(long = "set", value_name = "NAME=VALUE", global = true)]
     pub set: Vec<String>,
     /// The folder with the ledger and the journal.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", global = true)]
     pub data_dir: Option<String>,
 }
 
