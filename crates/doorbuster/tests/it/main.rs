@@ -26,5 +26,8 @@ mod ledger_contract;
 /// Killed processes.
 mod crash;
 
+/// The whole engine on a disk that breaks.
+mod power_cut;
+
 /// A sale from draft to recorded order.
 mod purchase;
