@@ -16,3 +16,6 @@ mod app;
 
 /// A sale from draft to recorded order.
 mod purchase;
+
+/// Sales and offers, by their operator.
+mod operator_sales;
