@@ -22,6 +22,7 @@ use crate::edge;
 use crate::edge::auth::Authenticator;
 use crate::edge::challenge::Challenges;
 use crate::edge::limits::{Buckets, ClientIp, InFlight};
+use crate::edge::operator::KeysUnderWay;
 use crate::gate::{Gate, MemoryGate, Roster, SeedOrder};
 use crate::ledger::SqliteLedger;
 use crate::ledger::clerk::{Clerk, ClerkEnd};
@@ -63,7 +64,10 @@ pub struct App {
     /// Where changes run to their end; see the desk.
     pub(crate) tasks: TaskTracker,
     pub(crate) runtime: tokio::runtime::Handle,
-    pub(crate) stock_turn: tokio::sync::Mutex<()>,
+    /// One change of sales and stock at a time: gate and catalogue follow in the order of the ledger.
+    pub(crate) operator_turn: tokio::sync::Mutex<()>,
+    /// Requests with an Idempotency-Key that are being answered.
+    pub(crate) keys_under_way: KeysUnderWay,
     /// Cancelled when the process is asked to end.
     pub shutdown: CancellationToken,
 }
@@ -269,7 +273,8 @@ pub async fn open(
         client_ip: ClientIp::trusting(&limits.trusted_proxies).map_err(anyhow::Error::msg)?,
         tasks: TaskTracker::new(),
         runtime: tokio::runtime::Handle::current(),
-        stock_turn: tokio::sync::Mutex::default(),
+        operator_turn: tokio::sync::Mutex::default(),
+        keys_under_way: KeysUnderWay::default(),
         settings,
         clock,
         metrics,

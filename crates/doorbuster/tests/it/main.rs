@@ -31,3 +31,6 @@ mod power_cut;
 
 /// A sale from draft to recorded order.
 mod purchase;
+
+/// Sales and offers, by their operator.
+mod operator_sales;
