@@ -47,7 +47,7 @@ mod heavy {
         async fn open_sale(&self) {
             let draft: SaleDraft = serde_json::from_value(draft(STOCK)).unwrap();
             let sale = draft.into_sale(SaleId(1), || OfferId(2)).unwrap();
-            self.app.ledger.create_sale(sale, self.app.clock.now()).await.unwrap();
+            self.app.ledger.create_sale(sale, None, self.app.clock.now()).await.unwrap();
             self.app.act_on_sale(SaleId(1), SaleAction::Publish).await.unwrap();
         }
 
