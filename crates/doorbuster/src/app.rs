@@ -28,8 +28,12 @@ use crate::ledger::SqliteLedger;
 use crate::ledger::clerk::{Clerk, ClerkEnd};
 use crate::outbox::Hub;
 use crate::queue::journal::JournalParts;
+use crate::queue::sqlite::file_version;
 use crate::queue::{Claim, Journal, Journaled, Unrecorded};
 use crate::telemetry::Metrics;
+
+/// The journal's file in the data folder.
+const JOURNAL_FILE: &str = "journal.db";
 
 /// How often the housekeeper looks around.
 const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(1);
@@ -152,6 +156,29 @@ fn clerk_failure(ended: Result<ClerkEnd, tokio::task::JoinError>) -> anyhow::Err
     }
 }
 
+/// Table versions of the two files, before and after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Migrated {
+    /// `None`: the file was made now.
+    pub ledger: (Option<u32>, Option<u32>),
+    pub journal: (Option<u32>, Option<u32>),
+}
+
+/// Brings the tables of a data folder up to date without serving. Again is harmless; a folder in use is refused.
+pub async fn migrate(settings: &Settings) -> anyhow::Result<Migrated> {
+    let _lock = lock_data_dir(&settings.data_dir)?;
+    let (ledger_path, journal_path) = (settings.ledger_path(), settings.data_dir.join(JOURNAL_FILE));
+    let versions =
+        || -> anyhow::Result<_> { Ok((file_version(&ledger_path)?, file_version(&journal_path)?)) };
+    let before = versions()?;
+    let ledger = SqliteLedger::open(&ledger_path, None, rand::random())?;
+    let journal = Journal::open(&journal_path, None, ledger.incarnation(), ledger.cursor().await?)?;
+    drop(journal);
+    let after = versions()?;
+    ledger.close();
+    Ok(Migrated { ledger: (before.0, after.0), journal: (before.1, after.1) })
+}
+
 /// One process per data folder: two gates on one ledger would sell everything twice.
 fn lock_data_dir(data_dir: &Path) -> anyhow::Result<File> {
     std::fs::create_dir_all(data_dir)
@@ -189,7 +216,7 @@ async fn open(
     let ledger_path = settings.ledger_path();
     let ledger = SqliteLedger::open(&ledger_path, None, rand::random())?;
     let cursor = ledger.cursor().await?;
-    let journal = Journal::open(&settings.data_dir.join("journal.db"), None, ledger.incarnation(), cursor)?;
+    let journal = Journal::open(&settings.data_dir.join(JOURNAL_FILE), None, ledger.incarnation(), cursor)?;
     let replay = Replay { claims: journal.after(cursor)? };
 
     let metrics = Arc::new(Metrics::new());
@@ -254,7 +281,8 @@ async fn open(
         batch_time: Duration::from_millis(app.settings.clerk.batch_ms.into()),
     };
     let hurry = CancellationToken::new();
-    let clerk = app.tasks.spawn(clerk.run(clerk_receive, hurry.clone()));
+    // Not among the tasks: the clerk ends after the journal, which is stopped only once the tasks are done.
+    let clerk = TaskTracker::new().spawn(clerk.run(clerk_receive, hurry.clone()));
     tracing::info!(took_ms = began.elapsed().as_millis(), replayed, "ledger and journal read, gate rebuilt");
     Ok((app, Workers { journal: journal_thread, clerk, hurry, journal_failed }))
 }

@@ -19,6 +19,11 @@ const NO_DIGIT: u8 = 0xff;
 
 /// Character -> value; both cases. Unlike Crockford's reading rules, `i`, `l` and `o` are not mapped to digits:
 /// one id has one spelling apart from case, so that logs can be searched.
+#[expect(
+    clippy::indexing_slicing,
+    clippy::as_conversions,
+    reason = "in a constant, out of bounds does not compile, and all values are below 32"
+)]
 const DIGITS: [u8; 256] = {
     let mut digits = [NO_DIGIT; 256];
     let mut value = 0;

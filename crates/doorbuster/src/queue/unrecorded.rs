@@ -11,9 +11,11 @@ use super::claim::Claim;
 
 const SHARDS: usize = 64;
 
+type Shard = Mutex<HashMap<OrderId, Arc<Claim>>>;
+
 #[derive(Debug)]
 pub struct Unrecorded {
-    shards: Box<[Mutex<HashMap<OrderId, Arc<Claim>>>]>,
+    shards: Box<[Shard]>,
 }
 
 impl Default for Unrecorded {
@@ -49,7 +51,7 @@ impl Unrecorded {
         }
     }
 
-    fn shard(&self, order: OrderId) -> Option<&Mutex<HashMap<OrderId, Arc<Claim>>>> {
+    fn shard(&self, order: OrderId) -> Option<&Shard> {
         // The random bits of the id: neighbours in time must not meet in one shard.
         let random = usize::try_from((order.0 >> 32) & 0xffff).unwrap_or(0);
         self.shards.get(random % SHARDS)

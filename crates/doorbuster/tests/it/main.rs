@@ -14,6 +14,18 @@
 /// A server of its own for each test, and people who talk to it.
 mod app;
 
+/// The contract of every gate.
+mod gate_contract;
+
+/// The gate's own source under a scheduler that tries every order of steps.
+mod interleavings;
+
+/// The contract of every ledger.
+mod ledger_contract;
+
+/// Killed processes.
+mod crash;
+
 /// A sale from draft to recorded order.
 mod purchase;
 
