@@ -32,5 +32,20 @@ mod power_cut;
 /// A sale from draft to recorded order.
 mod purchase;
 
+/// Who may call what operators call, and where.
+mod operator_access;
+
 /// Sales and offers, by their operator.
 mod operator_sales;
+
+/// Pause, resume, end; more and less stock while buyers buy.
+mod operator_stock;
+
+/// A sale's live numbers.
+mod operator_stats;
+
+/// Orders, blocks and registrations as operators see them.
+mod operator_orders;
+
+/// Requests with an Idempotency-Key.
+mod operator_repeat;
