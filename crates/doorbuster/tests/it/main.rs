@@ -29,6 +29,9 @@ mod crash;
 /// The whole engine on a disk that breaks.
 mod power_cut;
 
+/// Many buyers at once.
+mod storm;
+
 /// A sale from draft to recorded order.
 mod purchase;
 
