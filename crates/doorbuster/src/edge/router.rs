@@ -194,5 +194,5 @@ fn waits<B>(request: &Request<B>) -> bool {
     let path = request.uri().path();
     let polls = path.starts_with("/api/v1/orders/")
         && request.uri().query().is_some_and(|query| query.contains("wait="));
-    request.method() == Method::GET && (polls || path == "/api/v1/events")
+    request.method() == Method::GET && (polls || path == buyer::EVENTS_PATH)
 }
