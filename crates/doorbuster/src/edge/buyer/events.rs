@@ -347,7 +347,7 @@ impl Talk {
             tokio::select! {
                 () = shutdown.cancelled() => return Err(GOING_AWAY),
                 order = feed.next() => self.push(order).await?,
-                frame = self.socket.recv() => _ = self.hear(frame)?,
+                frame = self.socket.recv() => drop(self.hear(frame)?),
                 _ = pings.tick() => self.ping().await?,
             }
         }
