@@ -216,3 +216,41 @@ pub fn is_public(state: SaleState) -> bool {
         SaleState::Published | SaleState::Paused | SaleState::Ended => true,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn get(live: &Live, now: i64, count: Result<u32, &'static str>) -> Result<Bytes, &'static str> {
+        let count = async { count.map(|number| Rendered::of(&number)) };
+        live.get(UnixMs(now), Phase::Open, count).await.map(|rendered| rendered.json)
+    }
+
+    #[tokio::test]
+    async fn live_numbers_are_counted_once_per_second_and_outlast_a_failure() {
+        let live = Live::default();
+        assert_eq!(get(&live, 0, Err("down")).await, Err("down"));
+        assert_eq!(get(&live, 0, Ok(1)).await.unwrap(), "1");
+        assert_eq!(get(&live, 999, Ok(2)).await.unwrap(), "1");
+        assert_eq!(get(&live, 1_000, Err("down")).await.unwrap(), "1");
+        assert_eq!(get(&live, 1_999, Ok(3)).await.unwrap(), "1");
+        assert_eq!(get(&live, 2_000, Ok(4)).await.unwrap(), "4");
+    }
+
+    #[tokio::test]
+    async fn while_one_counts_the_others_are_told_the_latest() {
+        let live = Live::default();
+        get(&live, 0, Ok(1)).await.unwrap();
+        let (finish, finished) = tokio::sync::oneshot::channel::<()>();
+        let slow = live.get(UnixMs(1_000), Phase::Open, async {
+            finished.await.map_err(|_| "lost").map(|()| Rendered::of(&2))
+        });
+        let others = async {
+            let seen = get(&live, 1_000, Ok(3)).await.unwrap();
+            finish.send(()).unwrap();
+            seen
+        };
+        let (slow, others) = tokio::join!(biased; slow, others);
+        assert_eq!((slow.unwrap().json, others), (Bytes::from("2"), Bytes::from("1")));
+    }
+}

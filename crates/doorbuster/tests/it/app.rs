@@ -77,7 +77,14 @@ impl TestApp {
     }
 
     /// Sends a request as whoever holds `token`, and states the status it must have.
-    pub async fn call(&self, method: &str, path: &str, token: Option<&str>, body: Option<&Value>, status: u16) -> Value {
+    pub async fn call(
+        &self,
+        method: &str,
+        path: &str,
+        token: Option<&str>,
+        body: Option<&Value>,
+        status: u16,
+    ) -> Value {
         let method = reqwest::Method::from_bytes(method.as_bytes()).unwrap();
         let mut request = self.client.request(method.clone(), self.url(path));
         if let Some(token) = token {
@@ -254,7 +261,12 @@ impl TestBuyer<'_> {
         let now = self.app.app.clock.now();
         let buyer = BuyerId::parse(&self.name).unwrap();
         let order = keys.mint_order_id(&buyer, now, rand::random());
-        keys.sign(&Pass { buyer: &self.name, offer: offer.parse().unwrap(), order, expires_at: now.plus_s(300) })
+        keys.sign(&Pass {
+            buyer: &self.name,
+            offer: offer.parse().unwrap(),
+            order,
+            expires_at: now.plus_s(300),
+        })
     }
 
     /// A try with a pass.

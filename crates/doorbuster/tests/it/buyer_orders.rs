@@ -45,7 +45,9 @@ async fn a_wait_that_is_no_number_is_refused_by_name() {
     let sale = app.publish_directly(draft(3)).await;
     let ann = app.buyer("ann");
     let path = format!("/api/v1/orders/{}", id(&ann.buy(sale.offer(), 1, 202).await));
-    for (query, field) in [("wait=x", "wait"), ("wait=-1", "wait"), ("wait=", "wait"), ("wait=1&after=1.5", "after")] {
+    for (query, field) in
+        [("wait=x", "wait"), ("wait=-1", "wait"), ("wait=", "wait"), ("wait=1&after=1.5", "after")]
+    {
         let problem = ann.call("GET", &format!("{path}?{query}"), None, 422).await;
         assert_code(&problem, "invalid_request");
         assert_eq!(problem["field"], field, "{query}");
@@ -76,7 +78,10 @@ async fn not_yours_and_not_there_look_the_same() {
     for order in [order.as_str(), unused["order_id"].as_str().unwrap()] {
         let seen = bob.call("GET", &format!("/api/v1/orders/{order}?wait=20"), None, 404).await;
         assert_code(&seen, "not_found");
-        assert_code(&bob.call("POST", &format!("/api/v1/orders/{order}/cancel"), None, 404).await, "not_found");
+        assert_code(
+            &bob.call("POST", &format!("/api/v1/orders/{order}/cancel"), None, 404).await,
+            "not_found",
+        );
     }
     assert_eq!(bob.call("GET", "/api/v1/orders", None, 200).await["items"], json!([]));
     for (method, path) in [
@@ -174,12 +179,12 @@ async fn a_server_that_goes_away_answers_its_long_polls() {
     let url = app.url(&format!("/api/v1/orders/{}?wait=30&after=2", id(&order)));
     let request = app.client.get(url).bearer_auth(&ann.token);
     let poll = tokio::spawn(async move { request.send().await.unwrap().json::<Value>().await.unwrap() });
-    testkit_wait(|| app.app.in_flight.used(doorbuster::edge::limits::Class::Waiter) == 1).await;
+    eventually(|| app.app.in_flight.used(doorbuster::edge::limits::Class::Waiter) == 1).await;
     app.stop().await;
     assert_eq!(poll.await.unwrap(), order);
 }
 
-async fn testkit_wait(condition: impl Fn() -> bool) {
+async fn eventually(condition: impl Fn() -> bool) {
     for _ in 0..2_000 {
         if condition() {
             return;

@@ -64,7 +64,10 @@ async fn what_is_no_pass_of_this_offer_is_refused() {
     let body = json!({"pass": good, "quantity": 1});
     let unknown = "/api/v1/offers/01k9zq3v8g7m4x2r5w6t0n1pbc/orders";
     assert_code(&app.call("POST", unknown, None, Some(&body), 404).await, "not_found");
-    assert_code(&app.call("POST", "/api/v1/offers/nonsense/orders", None, Some(&body), 404).await, "not_found");
+    assert_code(
+        &app.call("POST", "/api/v1/offers/nonsense/orders", None, Some(&body), 404).await,
+        "not_found",
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,11 +139,12 @@ async fn a_body_that_is_not_as_it_must_be_is_told_why() {
         app.send(app.client.post(app.url(&path(&sale))).header("content-type", kind).body(body))
     };
     let long = "x".repeat(20_000);
-    for (quantity, field) in [("null", true), ("1.5", true), ("\"1\"", true), ("0", true), ("6", true), ("-1", true)] {
-        let (status, _, problem) = post("application/json", format!(r#"{{"pass":"{pass}","quantity":{quantity}}}"#)).await;
+    for quantity in ["null", "1.5", "\"1\"", "0", "6", "-1"] {
+        let (status, _, problem) =
+            post("application/json", format!(r#"{{"pass":"{pass}","quantity":{quantity}}}"#)).await;
         assert_eq!(status, 422, "{quantity}: {problem}");
         assert_code(&problem, "invalid_request");
-        assert_eq!(problem["field"] == "quantity", field, "{quantity}: {problem}");
+        assert_eq!(problem["field"], "quantity", "{quantity}: {problem}");
     }
     for (kind, body, status, code) in [
         ("application/json", format!(r#"{{"pass":"{pass}","quantity":1,"more":1}}"#), 422, "invalid_request"),
@@ -171,21 +175,6 @@ async fn a_buyer_who_hammers_is_told_to_slow_down() {
     let problem = ann.buy_with(sale.offer(), &ann.mint(sale.offer()), 1, 429).await;
     assert_code(&problem, "too_fast");
     assert!(problem["retry_after_ms"].as_u64().unwrap() > 0);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn another_spelling_of_the_path_is_the_same_try() {
-    let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(9)).await;
-    let ann = app.buyer("ann");
-    let body = json!({"pass": ann.mint(sale.offer()), "quantity": 1});
-    let path = format!("/api/v1/offers/{}/%6Frders", sale.offer());
-    let direct = app.call("POST", &path.replace("%6F", "o"), None, Some(&body), 202).await;
-    app.settled().await;
-    let spelled = app.client.post(app.url(&path)).json(&body);
-    let (status, _, order) = app.send(spelled).await;
-    // A router that does not decode fixed parts says that there is nothing; it never takes a second unit.
-    assert!(status == 404 || order["id"] == direct["id"], "{status}: {order}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -104,7 +104,8 @@ async fn a_socket_tells_live_orders_and_then_every_change() {
     assert_eq!(app.app.metrics.pushes.get(PushOutcome::Sent), 3);
     assert_eq!(app.app.metrics.sockets_open.get(), 1);
     drop(socket);
-    eventually(|| app.app.metrics.sockets_open.get() == 0 && app.app.in_flight.used(Class::Waiter) == 0).await;
+    eventually(|| app.app.metrics.sockets_open.get() == 0 && app.app.in_flight.used(Class::Waiter) == 0)
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -257,6 +258,9 @@ async fn no_change_falls_between_the_snapshot_and_the_listening() {
         while told["order"]["state"] == "queued" {
             told = socket.hear().await;
         }
-        assert_eq!((&told["order"]["id"], &told["order"]["state"]), (&order["id"], &json!("awaiting_payment")));
+        assert_eq!(
+            (&told["order"]["id"], &told["order"]["state"]),
+            (&order["id"], &json!("awaiting_payment"))
+        );
     }
 }

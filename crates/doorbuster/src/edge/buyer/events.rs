@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use axum::extract::ws::{CloseFrame, Message, WebSocket};
 use axum::extract::{FromRequestParts as _, Request, State, WebSocketUpgrade};
-use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::IntoResponse as _;
+use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::stream;
 use http::header::{ACCEPT, HOST, HeaderName, HeaderValue, ORIGIN, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use http::request::Parts;
@@ -96,9 +96,9 @@ pub async fn events(State(app): State<Arc<App>>, request: Request) -> Answer {
     if !parts.headers.contains_key(UPGRADE) && accepts_events(&parts.headers) {
         return open_stream(app, seat, &parts).await;
     }
-    let upgrade = WebSocketUpgrade::from_request_parts(&mut parts, &app).await.map_err(|_| {
-        Refusal::detail(Code::Malformed, "Ask for a WebSocket, or accept text/event-stream.")
-    })?;
+    let upgrade = WebSocketUpgrade::from_request_parts(&mut parts, &app)
+        .await
+        .map_err(|_| Refusal::detail(Code::Malformed, "Ask for a WebSocket, or accept text/event-stream."))?;
     let told = who_says_so(&app, &parts);
     let upgrade = upgrade
         .protocols([PROTOCOL])
@@ -294,12 +294,7 @@ fn who_says_so(app: &App, parts: &Parts) -> Option<Result<BuyerId, Goodbye>> {
     Some(app.auth.buyer(token).map_err(|_| Goodbye::NotAuthorised))
 }
 
-async fn serve(
-    app: Arc<App>,
-    seat: Option<Seat>,
-    told: Option<Result<BuyerId, Goodbye>>,
-    socket: WebSocket,
-) {
+async fn serve(app: Arc<App>, seat: Option<Seat>, told: Option<Result<BuyerId, Goodbye>>, socket: WebSocket) {
     let mut talk = Talk { app, socket, frames: 0, heard: true };
     let goodbye = if seat.is_some() {
         match talk.run(told).await {

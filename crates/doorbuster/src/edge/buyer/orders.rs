@@ -138,11 +138,7 @@ pub async fn show(
     security(("buyer_token" = [])), params(("id" = OrderId, Path, description = "The order's id.")),
     responses((status = 200, body = OrderView), CancelRefusals)
 )]
-pub async fn cancel(
-    State(app): State<Arc<App>>,
-    Buyer(buyer): Buyer,
-    IdPath(id): IdPath<OrderId>,
-) -> Answer {
+pub async fn cancel(State(app): State<Arc<App>>, Buyer(buyer): Buyer, IdPath(id): IdPath<OrderId>) -> Answer {
     match app.cancel(id, &buyer).await? {
         CancelAnswer::Closed(order) => Ok(json(StatusCode::OK, &order)),
         CancelAnswer::NotFound => Err(Refusal::new(Code::NotFound)),

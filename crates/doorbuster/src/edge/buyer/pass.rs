@@ -55,7 +55,8 @@ pub async fn pass(
     request: Request,
 ) -> Answer {
     let given = give(&app, buyer, offer, request).await;
-    let outcome = given.as_ref().map_or_else(|refusal| outcome_of(refusal.code), |_| Some(PassOutcome::Issued));
+    let outcome =
+        given.as_ref().map_or_else(|refusal| outcome_of(refusal.code), |_| Some(PassOutcome::Issued));
     outcome.into_iter().for_each(|outcome| app.metrics.passes.inc(outcome));
     given.map(|pass| json(StatusCode::OK, &pass))
 }
@@ -98,10 +99,7 @@ fn check_time(app: &App, card: &OfferCard, now: UnixMs) -> Result<(), Refusal> {
         return Ok(());
     }
     let detail = Some(format!("Passes are given in {early_ms} ms."));
-    Err(Refusal::with(
-        Code::NotOpen,
-        Extra { detail, retry_after_ms: Some(early_ms), ..Extra::default() },
-    ))
+    Err(Refusal::with(Code::NotOpen, Extra { detail, retry_after_ms: Some(early_ms), ..Extra::default() }))
 }
 
 fn check_standing(app: &App, card: &OfferCard, buyer: &BuyerId, now: UnixMs) -> Result<(), Refusal> {

@@ -74,11 +74,7 @@ impl SqliteLedger {
     }
 
     /// What a buyer signed up for, newest first.
-    pub async fn registrations_of(
-        &self,
-        buyer: BuyerId,
-        limit: u32,
-    ) -> LedgerResult<Vec<(SaleId, UnixMs)>> {
+    pub async fn registrations_of(&self, buyer: BuyerId, limit: u32) -> LedgerResult<Vec<(SaleId, UnixMs)>> {
         self.read(move |connection| {
             let mut statement = connection.prepare_cached(
                 "select sale_id, registered_at from registrations join sales using (sale_no)
