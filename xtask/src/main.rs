@@ -1,6 +1,7 @@
 //! The chores of this workspace, one file each. Knows the tools and the folders; knows nothing of the product.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a chore talks to the person who started it")]
 
+mod bench;
 mod install;
 mod process;
 mod test;
@@ -24,6 +25,8 @@ struct Cli {
 enum Chore {
     /// Everything a change must pass; what the build machine runs.
     Test(test::Args),
+    /// The figures: ratios against a ceiling in one run, with the conditions beside them.
+    Bench(bench::Args),
     /// The borders and house rules that no compiler checks.
     Tidy,
 }
@@ -42,6 +45,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     let root = workspace_root()?;
     match &cli.chore {
         Chore::Test(args) => test::run(&root, args),
+        Chore::Bench(args) => bench::run(&root, args),
         Chore::Tidy => tidy::run(&root),
     }
 }

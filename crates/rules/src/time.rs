@@ -33,8 +33,8 @@ impl UnixMs {
     }
 
     #[must_use]
-    pub const fn plus_s(self, s: u32) -> Self {
-        Self(self.0.saturating_add(s as i64 * 1_000))
+    pub fn plus_s(self, s: u32) -> Self {
+        Self(self.0.saturating_add(i64::from(s) * 1_000))
     }
 
     /// How many milliseconds from `self` until `later`; zero when that is past.

@@ -17,7 +17,6 @@ use http::{Method, Request, Response};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
 use rules::wire::Code;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -226,10 +225,13 @@ impl Watch {
     }
 }
 
+/// The connections of one thread, with the means to end them.
+type Watched = Vec<(Arc<Watch>, AbortHandle)>;
+
 /// One edge thread: serves its sockets and watches them.
 async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
     let tasks = TaskTracker::new();
-    let watched: Arc<Mutex<Vec<(Arc<Watch>, AbortHandle)>>> = Arc::default();
+    let mut watched = Watched::default();
     let now_ms = Arc::new(AtomicU64::new(0));
     let began = shared.app.clock.instant();
     let mut ticks = tokio::time::interval(Duration::from_millis(WATCH_EVERY_MS));
@@ -240,7 +242,7 @@ async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
                 let watch = Arc::new(Watch { state: AtomicU64::new(0), now_ms: Arc::clone(&now_ms) });
                 watch.set(Doing::Idle);
                 match serve_socket(&shared, socket, Arc::clone(&watch), &tasks) {
-                    Ok(abort) => watched.lock().push((watch, abort)),
+                    Ok(abort) => watched.push((watch, abort)),
                     Err(error) => {
                         tracing::debug!(%error, "a socket could not be set up");
                         shared.open.fetch_sub(1, Ordering::AcqRel);
@@ -250,7 +252,7 @@ async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
             _ = ticks.tick() => {
                 let elapsed = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
                 now_ms.store(elapsed, Ordering::Relaxed);
-                look_around(&shared, &watched, elapsed);
+                look_around(&shared, &mut watched, elapsed);
                 shared.app.metrics.connections_open.set(i64::try_from(shared.open.load(Ordering::Relaxed)).unwrap_or(i64::MAX));
                 if shared.over.load(Ordering::Acquire) {
                     return;
@@ -260,11 +262,11 @@ async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
     }
 }
 
-fn look_around(shared: &Shared, watched: &Mutex<Vec<(Arc<Watch>, AbortHandle)>>, now_ms: u64) {
+fn look_around(shared: &Shared, watched: &mut Watched, now_ms: u64) {
     let limits = &shared.app.settings.limits;
     let draining = shared.draining.load(Ordering::Acquire);
     let over = shared.over.load(Ordering::Acquire);
-    watched.lock().retain(|(watch, task)| {
+    watched.retain(|(watch, task)| {
         if task.is_finished() {
             return false;
         }

@@ -334,14 +334,15 @@ impl MemoryGate {
 
     /// The grant is durable: who waits for it may know.
     pub fn commit(&self, grant: &Grant) {
-        self.end_pending(grant, Mark::Live, Outcome::Committed);
+        self.end_pending(grant, Mark::Live, Outcome::Committed, || {});
     }
 
     /// The grant certainly did not happen: its units are free again, and its buyer may try again with the same pass.
     pub fn roll_back(&self, grant: &Grant) {
-        if self.end_pending(grant, Mark::Vacant, Outcome::RolledBack) {
-            grant.offer.put_back(grant.quantity);
-        }
+        // The units return before the slot is cleared: otherwise the same buyer, told to try again, could find
+        // neither the grant nor its units and hear "sold out".
+        let put_back = || grant.offer.put_back(grant.quantity);
+        self.end_pending(grant, Mark::Vacant, Outcome::RolledBack, put_back);
     }
 
     /// Nobody knows whether the grant is durable. Nothing is restored; who waits is told so.
@@ -351,16 +352,17 @@ impl MemoryGate {
         tell(waiters, Outcome::Unsure);
     }
 
-    fn end_pending(&self, grant: &Grant, mark: Mark, outcome: Outcome) -> bool {
-        let Some(shard) = self.shard(grant.key) else { return false };
+    /// Ends a grant that is still pending; `first` happens before anybody can see that.
+    fn end_pending(&self, grant: &Grant, mark: Mark, outcome: Outcome, first: impl FnOnce()) {
+        let Some(shard) = self.shard(grant.key) else { return };
         let mut locked = shard.locked.lock();
         let pending = |entry: &Entry| entry.mark == Mark::Pending && entry.order == grant.order.0;
-        let Some(entry) = shard.table.get(grant.key).filter(pending) else { return false };
+        let Some(entry) = shard.table.get(grant.key).filter(pending) else { return };
+        first();
         shard.table.set(grant.key, &Entry { mark, ..entry }, |_| true);
         let waiters = locked.waiters.remove(&grant.order);
         drop(locked);
         tell(waiters, outcome);
-        true
     }
 
     /// The order ended in the ledger: its units are free at once and its pass is spent.
@@ -417,6 +419,12 @@ impl MemoryGate {
             locked.spent.retain(|_, expiry| *expiry >= now_s);
             shard.table.retain(|entry| keeps(entry, now_s));
         }
+    }
+
+    /// Memory of what the gate remembers, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.shards.iter().map(|shard| shard.table.bytes()).sum()
     }
 
     #[inline]

@@ -10,6 +10,9 @@ mod sync;
 
 mod table;
 
+#[cfg(test)]
+mod table_tests;
+
 use std::sync::Arc;
 
 use rules::admission::Verdict;

@@ -212,6 +212,11 @@ impl Table {
         }
     }
 
+    /// Memory of the slots, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.slots.read(|slots| size_of_val(&*slots.slots))
+    }
+
     /// `false` when the table is too full for another key.
     fn write(&self, key: Key, entry: &Entry) -> bool {
         self.slots.read(|slots| match slots.find(key) {
@@ -250,76 +255,5 @@ impl Table {
         }
         self.used.store(kept.len(), Ordering::Relaxed);
         self.slots.replace(fresh);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn key(n: u64) -> Key {
-        Key { high: n.wrapping_mul(0x9e37_79b9_7f4a_7c15), low: n }
-    }
-
-    fn entry(order: u128, mark: Mark) -> Entry {
-        Entry { mark, order, quantity: 100, offer_no: OFFERS_MAX - 1, pass_expires_at_s: u32::MAX }
-    }
-
-    #[test]
-    fn an_entry_is_read_back_whole() {
-        let table = Table::new();
-        for (_, mark) in MARKS {
-            let written = entry(u128::MAX - 5, mark);
-            table.set(key(1), &written, |_| true);
-            assert_eq!(table.get(key(1)), Some(written));
-        }
-        assert!(table.contains(key(1)));
-        assert!(!table.contains(key(2)));
-    }
-
-    #[test]
-    fn growing_loses_nothing_and_stays_small() {
-        let table = Table::new();
-        for n in 0..50_000 {
-            table.set(key(n), &entry(u128::from(n), Mark::Live), |_| true);
-        }
-        for n in 0..50_000 {
-            assert_eq!(table.get(key(n)).map(|entry| entry.order), Some(u128::from(n)));
-        }
-        let slots = table.slots.read(|slots| slots.slots.len());
-        assert!(slots * size_of::<Slot>() <= 50_000 * 64, "{slots} slots");
-    }
-
-    #[test]
-    fn what_is_not_kept_makes_room() {
-        let table = Table::new();
-        for n in 0..10_000 {
-            let mark = if n % 100 == 0 { Mark::Live } else { Mark::Ended };
-            table.set(key(n), &entry(u128::from(n), mark), |entry| entry.mark == Mark::Live);
-        }
-        assert!(table.slots.read(|slots| slots.slots.len()) < 1_000);
-        assert!((0..10_000).step_by(100).all(|n| table.contains(key(n))));
-        table.retain(|_| false);
-        assert_eq!(table.slots.read(|slots| slots.entries().count()), 0);
-    }
-
-    proptest! {
-        #[test]
-        fn it_agrees_with_a_map(steps in prop::collection::vec((0_u64..64, 0_u128..9, 0_usize..4), 0..400)) {
-            let table = Table::new();
-            let mut map = std::collections::HashMap::new();
-            for (n, order, mark) in steps {
-                // Equal high words make one long probe sequence: collisions must not mix keys up.
-                let key = Key { high: 7, low: n };
-                let entry = entry(order, MARKS[mark].1);
-                table.set(key, &entry, |_| true);
-                map.insert(n, entry);
-            }
-            for n in 0..64 {
-                prop_assert_eq!(table.get(Key { high: 7, low: n }), map.get(&n).copied());
-            }
-        }
     }
 }

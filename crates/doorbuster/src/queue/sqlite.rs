@@ -46,6 +46,15 @@ pub fn open_reader(path: &Path, vfs: Option<&str>) -> anyhow::Result<Connection>
     Ok(connection)
 }
 
+/// The version of a file's tables; `None` when there is no such file yet.
+pub fn file_version(path: &Path) -> anyhow::Result<Option<u32>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let version = open_reader(path, None)?.pragma_query_value(None, "user_version", |row| row.get(0));
+    Ok(Some(version.with_context(|| format!("cannot read {}", path.display()))?))
+}
+
 fn open(path: &Path, flags: OpenFlags, vfs: Option<&str>) -> anyhow::Result<Connection> {
     let flags = flags | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let opened = match vfs {

@@ -13,9 +13,11 @@ use super::claim::Claim;
 
 const SHARDS: usize = 64;
 
+type Shard = Mutex<HashMap<OrderId, Arc<Claim>>>;
+
 #[derive(Debug)]
 pub struct Unrecorded {
-    shards: Box<[Mutex<HashMap<OrderId, Arc<Claim>>>]>,
+    shards: Box<[Shard]>,
 }
 
 impl Default for Unrecorded {
@@ -44,13 +46,11 @@ impl Unrecorded {
         }
     }
 
-    /// When the oldest claim in here was made.
-    #[must_use]
-    pub fn all(&self) -> Vec<Arc<Claim>> {
-        self.shards
-            .iter()
-            .flat_map(|shard| shard.lock().values().map(Arc::clone).collect::<Vec<_>>())
-            .collect()
+    /// Visits every claim in here; short work only, a shard is locked meanwhile.
+    pub fn visit(&self, mut visit: impl FnMut(&Claim)) {
+        for shard in &self.shards {
+            shard.lock().values().for_each(|claim| visit(claim));
+        }
     }
 
     /// The claims of one buyer, newest first. Ids carry their buyer's bucket, so the others are passed over without
@@ -68,7 +68,7 @@ impl Unrecorded {
         found
     }
 
-    fn shard(&self, order: OrderId) -> Option<&Mutex<HashMap<OrderId, Arc<Claim>>>> {
+    fn shard(&self, order: OrderId) -> Option<&Shard> {
         // The random bits of the id: neighbours in time must not meet in one shard.
         let random = usize::try_from((order.0 >> 32) & 0xffff).unwrap_or(0);
         self.shards.get(random % SHARDS)

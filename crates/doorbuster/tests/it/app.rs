@@ -10,9 +10,8 @@ use doorbuster::config::Settings;
 use doorbuster::edge::auth::sign_demo_token;
 use doorbuster::ledger::Changed;
 use rules::buyer::BuyerId;
-use rules::id::{OfferId, SaleId};
 use rules::pass::{Pass, PassKeys};
-use rules::sale::{SaleAction, SaleDraft};
+use rules::sale::SaleAction;
 use rules::time::UnixMs;
 use secrecy::SecretString;
 use serde_json::{Value, json};
@@ -115,19 +114,6 @@ impl TestApp {
         TestSale { id, offers }
     }
 
-    /// The same without the operator's calls.
-    pub async fn publish_directly(&self, draft: Value) -> TestSale {
-        let draft: SaleDraft = serde_json::from_value(draft).unwrap();
-        // Ids begin with their time, so that the newest sale sorts last.
-        let fresh = || (u128::from(now_ms()) << 80) | (rand::random::<u128>() >> 48);
-        let sale = draft.into_sale(SaleId(fresh()), || OfferId(fresh())).unwrap();
-        let (id, offers) = (sale.id, sale.offers.iter().map(|offer| offer.id.to_string()).collect());
-        self.app.ledger.create_sale(sale, self.app.clock.now()).await.unwrap();
-        let sale = TestSale { id: id.to_string(), offers };
-        self.act(&sale, SaleAction::Publish).await;
-        sale
-    }
-
     /// Publishes, pauses, resumes or ends.
     pub async fn act(&self, sale: &TestSale, action: SaleAction) {
         let changed = self.app.act_on_sale(sale.id.parse().unwrap(), action).await.unwrap();
@@ -172,12 +158,8 @@ impl Drop for TestApp {
 
 /// A server whose clock stands still until it is advanced, and the clock.
 pub async fn with_manual_clock(overrides: &[&str]) -> (TestApp, Clock) {
-    let clock = Clock::manual(UnixMs(i64::try_from(now_ms()).unwrap()));
+    let clock = Clock::manual(UnixMs(jiff::Timestamp::now().as_millisecond()));
     (TestApp::on(tempfile::tempdir().unwrap(), clock.clone(), overrides).await, clock)
-}
-
-fn now_ms() -> u64 {
-    u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap()
 }
 
 /// That this is a problem document with this code.

@@ -24,12 +24,12 @@ async fn sales_are_listed_newest_first_in_pages_and_without_rehearsals() {
     );
     let mut ids = Vec::new();
     for title in ["one", "two", "three"] {
-        ids.push(app.publish_directly(titled(title)).await.id);
+        ids.push(app.publish(titled(title)).await.id);
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let mut rehearsal = titled("secret");
     rehearsal["rehearsal"] = json!(true);
-    let rehearsal = app.publish_directly(rehearsal).await;
+    let rehearsal = app.publish(rehearsal).await;
     let all = app.call("GET", "/api/v1/sales", None, None, 200).await;
     let titles: Vec<&str> =
         all["items"].as_array().unwrap().iter().map(|i| i["title"].as_str().unwrap()).collect();
@@ -61,7 +61,7 @@ async fn bad_pages_name_the_field() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sale_is_not_sent_twice_and_no_cache_outlives_its_phase() {
     let (app, clock) = with_manual_clock(&[]).await;
-    let sale = app.publish_directly(draft_between(4, 3_600, 1)).await;
+    let sale = app.publish(draft_between(4, 3_600, 1)).await;
     let paths = ["/api/v1/sales".to_owned(), format!("/api/v1/sales/{}", sale.id)];
     let mut tags = Vec::new();
     for path in &paths {
@@ -126,7 +126,7 @@ async fn what_is_not_there_is_not_found() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_method_is_told_which_ones_there_are() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(1)).await;
+    let sale = app.publish(draft(1)).await;
     let attempt = format!("/api/v1/offers/{}/orders", sale.offer());
     for (method, path, allowed) in [("DELETE", "/api/v1/sales", "GET"), ("GET", attempt.as_str(), "POST")] {
         let request = app.client.request(method.parse().unwrap(), app.url(path));
@@ -145,7 +145,7 @@ async fn availability_follows_the_sale_second_by_second() {
     draft["offers"].as_array_mut().unwrap().push(json!({
         "name": "none", "price": {"amount": 1, "currency": "CNY"}, "stock": 0,
     }));
-    let sale = app.publish_directly(draft).await;
+    let sale = app.publish(draft).await;
     let path = format!("/api/v1/sales/{}/availability", sale.id);
     let states = async || {
         let seen = app.call("GET", &path, None, None, 200).await;
@@ -177,7 +177,7 @@ async fn availability_follows_the_sale_second_by_second() {
 #[tokio::test(flavor = "multi_thread")]
 async fn availability_is_counted_once_per_second_whoever_asks() {
     let (app, clock) = with_manual_clock(&[]).await;
-    let sale = app.publish_directly(draft(1)).await;
+    let sale = app.publish(draft(1)).await;
     let path = format!("/api/v1/sales/{}/availability", sale.id);
     let (_, headers, before) = app.send(app.client.get(app.url(&path))).await;
     assert_eq!(headers["cache-control"], "public, max-age=1");
@@ -198,7 +198,7 @@ async fn a_buyer_signs_up_sees_it_and_leaves() {
     let (app, clock) = with_manual_clock(&[]).await;
     let mut draft = draft_between(600, 3_600, 1);
     draft["registration"] = json!("required");
-    let sale = app.publish_directly(draft).await;
+    let sale = app.publish(draft).await;
     let path = format!("/api/v1/sales/{}/registration", sale.id);
     let ann = app.buyer("ann");
     assert_code(&ann.call("GET", &path, None, 404).await, "not_found");
@@ -226,7 +226,7 @@ async fn a_buyer_signs_up_sees_it_and_leaves() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sale_without_registration_takes_none() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(1)).await;
+    let sale = app.publish(draft(1)).await;
     let path = format!("/api/v1/sales/{}/registration", sale.id);
     assert_code(&app.buyer("ann").call("POST", &path, None, 409).await, "registration_closed");
 }

@@ -20,7 +20,7 @@ fn second_hand(app: &TestApp) -> rusqlite::Connection {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_poll_ends_when_the_order_changes() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(3)).await;
+    let sale = app.publish(draft(3)).await;
     let ann = app.buyer("ann");
     let order = ann.order(&id(&ann.buy(sale.offer(), 1, 202).await)).await;
     assert_eq!((&order["state"], &order["seq"]), (&json!("awaiting_payment"), &json!(2)));
@@ -42,7 +42,7 @@ async fn a_long_poll_ends_when_the_order_changes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_that_is_no_number_is_refused_by_name() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(3)).await;
+    let sale = app.publish(draft(3)).await;
     let ann = app.buyer("ann");
     let path = format!("/api/v1/orders/{}", id(&ann.buy(sale.offer(), 1, 202).await));
     for (query, field) in
@@ -58,7 +58,7 @@ async fn a_wait_that_is_no_number_is_refused_by_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn when_too_many_wait_the_answer_comes_at_once() {
     let app = TestApp::with(&["limits.waiters=0"]).await;
-    let sale = app.publish_directly(draft(3)).await;
+    let sale = app.publish(draft(3)).await;
     let ann = app.buyer("ann");
     let order = id(&ann.buy(sale.offer(), 1, 202).await);
     app.settled().await;
@@ -71,7 +71,7 @@ async fn when_too_many_wait_the_answer_comes_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn not_yours_and_not_there_look_the_same() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(3)).await;
+    let sale = app.publish(draft(3)).await;
     let order = id(&app.buyer("ann").buy(sale.offer(), 1, 202).await);
     let unused = app.buyer("bob").pass(sale.offer()).await;
     let bob = app.buyer("bob");
@@ -99,7 +99,7 @@ async fn orders_are_listed_newest_first_in_pages() {
     let ann = app.buyer("ann");
     let mut bought = Vec::new();
     for _ in 0..5 {
-        let sale = app.publish_directly(draft(1)).await;
+        let sale = app.publish(draft(1)).await;
         bought.insert(0, id(&ann.buy(sale.offer(), 1, 202).await));
         app.settled().await;
     }
@@ -117,7 +117,7 @@ async fn orders_are_listed_newest_first_in_pages() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_unit_is_for_the_next_buyer_at_once() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(1)).await;
+    let sale = app.publish(draft(1)).await;
     let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
     let order = id(&ann.buy(sale.offer(), 1, 202).await);
     assert_code(&bob.buy(sale.offer(), 1, 409).await, "sold_out");
@@ -132,7 +132,7 @@ async fn a_cancelled_unit_is_for_the_next_buyer_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paid_order_cannot_be_cancelled() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(1)).await;
+    let sale = app.publish(draft(1)).await;
     let ann = app.buyer("ann");
     let order = id(&ann.buy(sale.offer(), 1, 202).await);
     app.settled().await;
@@ -145,7 +145,7 @@ async fn a_paid_order_cannot_be_cancelled() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queued_order_is_seen_and_listed_but_not_yet_cancelled() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(3)).await;
+    let sale = app.publish(draft(3)).await;
     let ann = app.buyer("ann");
     let hand = second_hand(&app);
     hand.execute_batch("begin immediate").unwrap();
@@ -173,7 +173,7 @@ async fn a_queued_order_is_seen_and_listed_but_not_yet_cancelled() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_goes_away_answers_its_long_polls() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(1)).await;
+    let sale = app.publish(draft(1)).await;
     let ann = app.buyer("ann");
     let order = ann.order(&id(&ann.buy(sale.offer(), 1, 202).await)).await;
     let url = app.url(&format!("/api/v1/orders/{}?wait=30&after=2", id(&order)));

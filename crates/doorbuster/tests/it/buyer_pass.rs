@@ -19,7 +19,7 @@ fn pass_path(offer: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_pass_carries_a_new_order_and_says_when_it_ends() {
     let (app, clock) = with_manual_clock(&[]).await;
-    let sale = app.publish_directly(draft_between(20, 3_600, 1)).await;
+    let sale = app.publish(draft_between(20, 3_600, 1)).await;
     let ann = app.buyer("ann");
     let (first, second) = (ann.pass(sale.offer()).await, ann.pass(sale.offer()).await);
     assert_ne!(first["order_id"], second["order_id"]);
@@ -34,7 +34,7 @@ async fn every_pass_carries_a_new_order_and_says_when_it_ends() {
 #[tokio::test(flavor = "multi_thread")]
 async fn passes_are_given_from_the_lead_until_the_end() {
     let (app, clock) = with_manual_clock(&[]).await;
-    let sale = app.publish_directly(draft_between(100, 200, 1)).await;
+    let sale = app.publish(draft_between(100, 200, 1)).await;
     let ann = app.buyer("ann");
     let request = app.client.post(app.url(&pass_path(sale.offer()))).bearer_auth(&ann.token).json(&json!({}));
     let (status, headers, problem) = app.send(request).await;
@@ -56,7 +56,7 @@ async fn passes_are_given_from_the_lead_until_the_end() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_sale_gives_passes_and_an_ended_one_does_not() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(1)).await;
+    let sale = app.publish(draft(1)).await;
     let ann = app.buyer("ann");
     app.act(&sale, SaleAction::Pause).await;
     let pass = ann.pass(sale.offer()).await;
@@ -75,7 +75,7 @@ async fn strangers_blocked_and_unregistered_buyers_get_no_pass() {
     let app = TestApp::start().await;
     let mut draft = draft_between(10, 3_600, 1);
     draft["registration"] = json!("required");
-    let sale = app.publish_directly(draft).await;
+    let sale = app.publish(draft).await;
     let path = pass_path(sale.offer());
     assert_code(&app.call("POST", &path, None, Some(&json!({})), 401).await, "unauthorized");
     let ann = app.buyer("ann");
@@ -99,7 +99,7 @@ async fn a_proof_of_work_opens_the_way_once() {
     let app = TestApp::with(&["challenge.pow_cost=2", "challenge.pow_tries=20"]).await;
     let mut draft = draft(1);
     draft["challenge"] = json!("pow");
-    let sale = app.publish_directly(draft).await;
+    let sale = app.publish(draft).await;
     let (ann, path) = (app.buyer("ann"), pass_path(sale.offer()));
     assert_code(&ann.call("POST", &path, Some(&json!({})), 403).await, "challenge_failed");
     let given = ann.call("POST", &format!("/api/v1/offers/{}/challenge", sale.offer()), None, 200).await;
@@ -121,7 +121,7 @@ async fn a_picture_is_given_and_a_wrong_answer_refused() {
     let app = TestApp::start().await;
     let mut draft = draft(1);
     draft["challenge"] = json!("picture");
-    let sale = app.publish_directly(draft).await;
+    let sale = app.publish(draft).await;
     let ann = app.buyer("ann");
     let path = format!("/api/v1/offers/{}/challenge", sale.offer());
     // While no picture is drawn yet, the answer is "busy".
@@ -147,7 +147,7 @@ async fn a_picture_is_given_and_a_wrong_answer_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sale_without_a_challenge_says_so() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(1)).await;
+    let sale = app.publish(draft(1)).await;
     let path = format!("/api/v1/offers/{}/challenge", sale.offer());
     assert_eq!(app.buyer("ann").call("POST", &path, None, 200).await, json!({"kind": "none"}));
     assert_code(&app.call("POST", &path, None, None, 401).await, "unauthorized");
@@ -158,7 +158,7 @@ async fn who_asks_too_often_is_told_when_to_come_back() {
     let app = TestApp::with(&["limits.per_buyer_per_s=1", "limits.per_buyer_burst=1"]).await;
     let mut draft = draft_between(600, 3_600, 1);
     draft["registration"] = json!("required");
-    let sale = app.publish_directly(draft).await;
+    let sale = app.publish(draft).await;
     for (name, path) in [
         ("ann", pass_path(sale.offer())),
         ("bob", format!("/api/v1/offers/{}/challenge", sale.offer())),
@@ -178,7 +178,7 @@ async fn who_asks_too_often_is_told_when_to_come_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_request_for_a_pass_must_be_readable() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(1)).await;
+    let sale = app.publish(draft(1)).await;
     let ann = app.buyer("ann");
     let post = || app.client.post(app.url(&pass_path(sale.offer()))).bearer_auth(&ann.token);
     assert_eq!(app.send(post()).await.0, 200, "a sale without a challenge needs no body");

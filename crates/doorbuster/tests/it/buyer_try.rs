@@ -18,7 +18,7 @@ fn text(value: &Value) -> &str {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_pass_is_the_same_order() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(9)).await;
+    let sale = app.publish(draft(9)).await;
     let ann = app.buyer("ann");
     let pass = ann.pass(sale.offer()).await;
     let first = ann.buy_with(sale.offer(), text(&pass["pass"]), 2, 202).await;
@@ -37,7 +37,7 @@ async fn the_same_pass_is_the_same_order() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_whose_order_has_ended_is_spent_also_after_a_restart() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(9)).await;
+    let sale = app.publish(draft(9)).await;
     let ann = app.buyer("ann");
     let pass = ann.pass(sale.offer()).await;
     let order = ann.buy_with(sale.offer(), text(&pass["pass"]), 1, 202).await;
@@ -52,7 +52,7 @@ async fn a_pass_whose_order_has_ended_is_spent_also_after_a_restart() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_pass_of_this_offer_is_refused() {
     let app = TestApp::start().await;
-    let (sale, other) = (app.publish_directly(draft(9)).await, app.publish_directly(draft(9)).await);
+    let (sale, other) = (app.publish(draft(9)).await, app.publish(draft(9)).await);
     let ann = app.buyer("ann");
     let of_other = ann.pass(other.offer()).await;
     let good = ann.mint(sale.offer());
@@ -73,7 +73,7 @@ async fn what_is_no_pass_of_this_offer_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_expired_pass_shows_its_order_if_there_is_one() {
     let (app, clock) = with_manual_clock(&[]).await;
-    let sale = app.publish_directly(draft(9)).await;
+    let sale = app.publish(draft(9)).await;
     let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
     let (used, unused) = (ann.pass(sale.offer()).await, bob.pass(sale.offer()).await);
     let order = ann.buy_with(sale.offer(), text(&used["pass"]), 1, 202).await;
@@ -87,7 +87,7 @@ async fn an_expired_pass_shows_its_order_if_there_is_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_is_early_and_nobody_is_late() {
     let (app, clock) = with_manual_clock(&[]).await;
-    let sale = app.publish_directly(draft_between(20, 40, 9)).await;
+    let sale = app.publish(draft_between(20, 40, 9)).await;
     let ann = app.buyer("ann");
     let pass = ann.pass(sale.offer()).await;
     let problem = ann.buy_with(sale.offer(), text(&pass["pass"]), 1, 425).await;
@@ -107,7 +107,7 @@ async fn nobody_is_early_and_nobody_is_late() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_prefers_to_wait_gets_the_recorded_order() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(9)).await;
+    let sale = app.publish(draft(9)).await;
     let body = json!({"pass": app.buyer("ann").mint(sale.offer()), "quantity": 1});
     let request = app.client.post(app.url(&path(&sale))).header("prefer", "wait=2").json(&body);
     let (status, headers, order) = app.send(request).await;
@@ -121,7 +121,7 @@ async fn a_client_that_prefers_to_wait_gets_the_recorded_order() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_gone_is_gone_and_too_much_is_told() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(3)).await;
+    let sale = app.publish(draft(3)).await;
     app.buyer("ann").buy(sale.offer(), 2, 202).await;
     let problem = app.buyer("bob").buy(sale.offer(), 2, 409).await;
     assert_code(&problem, "not_enough");
@@ -133,7 +133,7 @@ async fn what_is_gone_is_gone_and_too_much_is_told() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_is_not_as_it_must_be_is_told_why() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(9)).await;
+    let sale = app.publish(draft(9)).await;
     let pass = app.buyer("ann").mint(sale.offer());
     let post = |kind: &str, body: String| {
         app.send(app.client.post(app.url(&path(&sale))).header("content-type", kind).body(body))
@@ -169,7 +169,7 @@ async fn a_body_that_is_not_as_it_must_be_is_told_why() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_buyer_who_hammers_is_told_to_slow_down() {
     let app = TestApp::with(&["limits.per_buyer_per_s=1", "limits.per_buyer_burst=1"]).await;
-    let sale = app.publish_directly(draft(9)).await;
+    let sale = app.publish(draft(9)).await;
     let ann = app.buyer("ann");
     ann.buy_with(sale.offer(), &ann.mint(sale.offer()), 1, 202).await;
     let problem = ann.buy_with(sale.offer(), &ann.mint(sale.offer()), 1, 429).await;
@@ -180,7 +180,7 @@ async fn a_buyer_who_hammers_is_told_to_slow_down() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_sale_refuses_tries_until_it_goes_on() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(9)).await;
+    let sale = app.publish(draft(9)).await;
     let ann = app.buyer("ann");
     let pass = ann.mint(sale.offer());
     app.act(&sale, SaleAction::Pause).await;

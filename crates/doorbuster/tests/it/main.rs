@@ -14,8 +14,26 @@
 /// A server of its own for each test, and people who talk to it.
 mod app;
 
+/// The contract of every gate.
+mod gate_contract;
+
+/// The gate's own source under a scheduler that tries every order of steps.
+mod interleavings;
+
+/// The contract of every ledger.
+mod ledger_contract;
+
+/// Killed processes.
+mod crash;
+
+/// The whole engine on a disk that breaks.
+mod power_cut;
+
 /// A sale from draft to recorded order.
 mod purchase;
+
+/// Sales and offers, by their operator.
+mod operator_sales;
 
 /// What buyers read without buying: sales, what is left, their own standing, the documentation.
 mod buyer_catalogue;

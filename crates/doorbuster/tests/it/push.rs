@@ -80,7 +80,7 @@ async fn eventually(condition: impl Fn() -> bool) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_socket_tells_live_orders_and_then_every_change() {
     let app = TestApp::start().await;
-    let (old, new) = (app.publish_directly(draft(3)).await, app.publish_directly(draft(3)).await);
+    let (old, new) = (app.publish(draft(3)).await, app.publish(draft(3)).await);
     let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
     let before = ann.buy(old.offer(), 1, 202).await;
     app.settled().await;
@@ -218,7 +218,7 @@ fn stream_request(buyer: &TestBuyer<'_>) -> reqwest::RequestBuilder {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_stream_tells_the_same() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(3)).await;
+    let sale = app.publish(draft(3)).await;
     let ann = app.buyer("ann");
     let order = ann.buy(sale.offer(), 1, 202).await;
     app.settled().await;
@@ -245,7 +245,7 @@ async fn an_event_stream_tells_the_same() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_change_falls_between_the_snapshot_and_the_listening() {
     let app = TestApp::start().await;
-    let sale = app.publish_directly(draft(100)).await;
+    let sale = app.publish(draft(100)).await;
     for round in 0..40 {
         let buyer = app.buyer(&format!("buyer-{round}"));
         let pass = buyer.mint(sale.offer());

@@ -47,9 +47,10 @@ pub async fn availability(
 }
 
 async fn count(app: &App, card: &SaleCard, phase: Phase) -> LedgerResult<Rendered> {
-    let stats = app.stats(card).await?;
+    let stats = app.stats(card.sale.id).await?;
+    let (offers, registrations) = stats.map(|stats| (stats.offers, stats.registrations)).unwrap_or_default();
     // Looking for deadlines means walking over all unpaid orders: not when there are none.
-    let some_held = stats.offers.iter().any(|offer| offer.held > 0);
+    let some_held = offers.iter().any(|offer| offer.held > 0);
     let returns = if some_held { app.ledger.next_returns(card.sale.id).await? } else { Default::default() };
     let offer = |offer: &OfferStats| OfferAvailability {
         offer_id: offer.offer_id,
@@ -58,8 +59,8 @@ async fn count(app: &App, card: &SaleCard, phase: Phase) -> LedgerResult<Rendere
     };
     Ok(Rendered::of(&Availability {
         sale_id: card.sale.id,
-        offers: stats.offers.iter().map(offer).collect(),
-        registrations: stats.registrations,
+        offers: offers.iter().map(offer).collect(),
+        registrations,
     }))
 }
 

@@ -1,0 +1,125 @@
+//! The ceiling: a bare hyper server that reads the same request bytes and answers the same number of bytes, with our
+//! allocator and profile, in both layouts a server can have.
+
+use std::convert::Infallible;
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpSocket};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Layout {
+    MultiThread,
+    ThreadPerCore,
+}
+
+/// A ceiling server in a process of its own.
+pub struct Ceiling {
+    child: Child,
+    pub address: SocketAddr,
+}
+
+impl Ceiling {
+    /// Starts one whose answers have so many bytes, headers included.
+    pub fn start(layout: Layout, answer_bytes: usize) -> anyhow::Result<Self> {
+        let layout = match layout {
+            Layout::MultiThread => "multi-thread",
+            Layout::ThreadPerCore => "thread-per-core",
+        };
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["--ceiling", layout, "--answer-bytes", &answer_bytes.to_string()])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().context("no output")?).read_line(&mut line)?;
+        let address = line.trim().parse().with_context(|| format!("not an address: {line:?}"))?;
+        Ok(Self { child, address })
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Ceiling {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs until it is killed.
+pub fn serve(layout: Layout, answer_bytes: usize) -> anyhow::Result<()> {
+    // What hyper adds itself: status line, content-length, date.
+    let head =
+        "HTTP/1.1 409 Conflict\r\ncontent-length: 000\r\ndate: Tue, 15 Nov 1994 08:12:31 GMT\r\n\r\n".len();
+    let body = Bytes::from(vec![b'x'; answer_bytes.saturating_sub(head)]);
+    let cores = std::thread::available_parallelism()?.get();
+    match layout {
+        Layout::MultiThread => {
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(cores).enable_all().build()?;
+            runtime.block_on(async {
+                let listener = TcpListener::bind("127.0.0.1:0").await?;
+                println!("{}", listener.local_addr()?);
+                accept(listener, body).await
+            })
+        }
+        Layout::ThreadPerCore => {
+            let first = reuse_port("127.0.0.1:0".parse()?)?;
+            let address = first.local_addr()?;
+            let mut threads = Vec::new();
+            for _ in 0..cores {
+                let body = body.clone();
+                let socket = reuse_port(address)?;
+                threads.push(std::thread::spawn(move || {
+                    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                    runtime.block_on(async { accept(socket.listen(1_024)?, body).await })
+                }));
+            }
+            drop(first);
+            println!("{address}");
+            for thread in threads {
+                thread.join().expect("a ceiling thread ended")?;
+            }
+            Ok(())
+        }
+    }
+}
+
+fn reuse_port(address: SocketAddr) -> anyhow::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseport(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+async fn accept(listener: TcpListener, body: Bytes) -> anyhow::Result<()> {
+    loop {
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        let body = body.clone();
+        tokio::spawn(async move {
+            let service = service_fn(move |request: Request<Incoming>| {
+                let body = body.clone();
+                async move {
+                    // The request's bytes are read, as ours must.
+                    let _ = request.into_body().collect().await;
+                    let mut response = Response::new(Full::new(body));
+                    *response.status_mut() = hyper::StatusCode::CONFLICT;
+                    Ok::<_, Infallible>(response)
+                }
+            });
+            let http = hyper::server::conn::http1::Builder::new();
+            let _ = http.serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}

@@ -1,0 +1,139 @@
+//! The operator's HTTP interface, as the command line calls it. A refusal comes back as an error that says what to
+//! do next.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use reqwest::Method;
+use rules::wire::{Code, Problem};
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// An operator's call changes a few rows; what takes longer than this will not come.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Whether a server is there is known at once.
+const ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub struct Client {
+    http: reqwest::Client,
+    base: String,
+    key: SecretString,
+}
+
+impl Client {
+    pub fn new(base: &str, key: SecretString) -> anyhow::Result<Self> {
+        // The server is the shop's own: a proxy of the desk it is called from has no part in it.
+        let http = reqwest::Client::builder().no_proxy().timeout(CALL_TIMEOUT).build()?;
+        Ok(Self { http, base: base.trim_end_matches('/').to_owned(), key })
+    }
+
+    pub async fn is_alive(&self) -> bool {
+        let answer = self.http.get(format!("{}/healthz", self.base)).timeout(ALIVE_TIMEOUT).send().await;
+        answer.is_ok_and(|response| response.status().is_success())
+    }
+
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        self.call(Method::GET, path, None).await
+    }
+
+    pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> anyhow::Result<T> {
+        self.call(Method::POST, path, Some(body)).await
+    }
+
+    pub async fn delete(&self, path: &str) -> anyhow::Result<Value> {
+        self.call(Method::DELETE, path, None).await
+    }
+
+    async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> anyhow::Result<T> {
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        let request = request.bearer_auth(self.key.expose_secret());
+        let request = match body {
+            // A repeat after a lost answer must not do it twice.
+            Some(body) => request.header("Idempotency-Key", random_text()).json(body),
+            None => request,
+        };
+        let response = request.send().await.map_err(|error| {
+            anyhow!(
+                "no answer from {}: {}. Is it running, and is the address right?",
+                self.base,
+                root_cause(&error)
+            )
+        })?;
+        let status = response.status();
+        let bytes = response.bytes().await.context("the answer broke off")?;
+        if status.is_success() {
+            let text: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
+            return serde_json::from_slice(text)
+                .with_context(|| format!("{} answered something that is not of this version", self.base));
+        }
+        Err(match serde_json::from_slice::<Problem>(&bytes) {
+            Ok(problem) => Refused(problem).into(),
+            Err(_) => anyhow!("{} answered {status} without a reason. Is it a doorbuster?", self.base),
+        })
+    }
+}
+
+/// The server said no, and why.
+#[derive(Debug)]
+pub struct Refused(pub Problem);
+
+impl std::error::Error for Refused {}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Problem { title, detail, field, code, .. } = &self.0;
+        f.write_str(title)?;
+        if let Some(field) = field {
+            write!(f, "\n  field: {field}")?;
+        }
+        if !detail.is_empty() && detail != title {
+            write!(f, "\n  {detail}")?;
+        }
+        match advice(code) {
+            Some(advice) => write!(f, "\n  {advice} ({code})"),
+            None => write!(f, "\n  ({code})"),
+        }
+    }
+}
+
+/// What to do after a refusal.
+fn advice(code: &str) -> Option<&'static str> {
+    let code = Code::ALL.iter().find(|known| known.as_str() == code)?;
+    Some(match code {
+        Code::Unauthorized => "Set DOORBUSTER_ADMIN_KEY, or --admin-key, to the admin_key of that server.",
+        Code::NotFound => "`doorbuster sale list` shows what there is.",
+        Code::WrongState | Code::NotEditable => "`doorbuster sale show ID` shows how it stands.",
+        Code::InvalidRequest | Code::Malformed => "Nothing was stored. Correct it and send it again.",
+        Code::StockBelowLive => "`doorbuster sale stats ID` shows how many units are free.",
+        Code::TooFast | Code::Busy | Code::NotReady => "Try again in a moment.",
+        Code::Internal => "The server's log says why.",
+        _ => return None,
+    })
+}
+
+fn root_cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    cause.to_string()
+}
+
+/// 128 random bits as text: for keys that must differ, and, twice, for secrets.
+pub fn random_text() -> String {
+    format!("{:032x}", rand::random::<u128>())
+}
+
+/// A secret for a server that lives as long as one command.
+pub fn throwaway_secret() -> String {
+    format!("{}{}", random_text(), random_text())
+}

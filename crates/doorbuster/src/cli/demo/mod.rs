@@ -1,0 +1,328 @@
+//! `demo`: a whole sale with nothing installed. It starts a server as `serve` would, makes a sale and sends a crowd,
+//! all over HTTP; what it then says comes from what the buyers and the operator were told.
+
+/// The live view.
+mod view;
+
+/// What to make of it in the end.
+mod verdict;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use doorbuster::app::Server;
+use doorbuster::clock::Clock;
+use doorbuster::config::Settings;
+use doorbuster::telemetry::init_logging;
+use rules::sale::STOCK_MAX;
+use rules::wire::{SaleView, Stats};
+use secrecy::SecretString;
+use serde_json::{Value, json};
+use stampede::crowd::{Crowd, CrowdSettings, Outcome, Tokens};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::verdict::Verdict;
+use super::client::{Client, throwaway_secret};
+use super::run_file::url;
+use super::serve::bind;
+use super::signals::Signals;
+use super::table::{span, thousands};
+use super::{Exit, say};
+
+const LISTEN: &str = "127.0.0.1:8080";
+
+/// The sale stays open so long after the crowd has come, so that one can look around.
+const OPEN_FOR_S: u32 = 3_600;
+
+/// The crowd has all its passes about so long before the opening, if the machine keeps up.
+const CALM_BEFORE_OPENING: Duration = Duration::from_millis(500);
+
+/// Shares of the crowd that are not well-behaved: it is they who break shops.
+const CLICKS_TWICE: f64 = 0.10;
+const HANGS_UP: f64 = 0.02;
+
+/// How long the last orders may take to be recorded.
+const QUIET_WITHIN: Duration = Duration::from_secs(30);
+const QUIET_EVERY: Duration = Duration::from_millis(50);
+
+/// Runs a whole sale against itself: a server, a sale, a crowd, and a verdict.
+///
+/// Needs nothing and leaves nothing: the data folder is temporary, the secrets are made up. Everything goes over
+/// HTTP, with the limits of the default settings. Ends with code 3 if a promise was not kept.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  doorbuster demo
+  doorbuster demo --crowd 20000 --stock 500 --open-in 20s
+  doorbuster demo --crowd 0               a server to play with
+  doorbuster demo --exit --json           for scripts")]
+pub struct Demo {
+    /// How many buyers come; 0: none, you are the crowd.
+    #[arg(long, value_name = "N", default_value_t = 3_000)]
+    crowd: u32,
+    /// How many units there are.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=i64::from(STOCK_MAX)))]
+    stock: u32,
+    /// How long until the sale opens, such as 5s or 2m.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_time)]
+    open_in: Duration,
+    /// Ends after the verdict instead of serving on.
+    #[arg(long)]
+    exit: bool,
+    /// Where to listen; if that port is taken, a free one is used.
+    #[arg(long, value_name = "ADDR", default_value = LISTEN)]
+    listen: String,
+    /// Prints the verdict as JSON, and nothing else on standard output.
+    #[arg(long)]
+    json: bool,
+    /// Sets one value, by the name it has in the settings file; may be repeated.
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    set: Vec<String>,
+}
+
+impl Demo {
+    pub async fn run(self) -> anyhow::Result<Exit> {
+        let mut signals = Signals::listen()?;
+        let shop = Shop::open(&self).await?;
+        let ended = tokio::select! {
+            ended = self.show(&shop) => ended,
+            () = signals.next() => Ok(Exit::Done),
+        };
+        let stays = !self.exit && ended.is_ok();
+        if stays && !shop.shutdown.is_cancelled() {
+            if !self.json {
+                say::answer("\nThe shop stays open at the addresses above. Ctrl-C ends it.");
+            }
+            signals.next().await;
+        }
+        shop.close().await?;
+        ended
+    }
+
+    async fn show(&self, shop: &Shop) -> anyhow::Result<Exit> {
+        let sale = shop.publish_sale(self).await?;
+        if !self.json {
+            self.introduce(shop, &sale);
+        }
+        if self.crowd == 0 {
+            return Ok(Exit::Done);
+        }
+        let verdict = self.let_them_in(shop, &sale).await?;
+        say::answer(&if self.json { verdict.to_json(&shop.url()).to_string() } else { verdict.to_text() });
+        Ok(if verdict.kept() { Exit::Done } else { Exit::Violated })
+    }
+
+    fn introduce(&self, shop: &Shop, sale: &SaleView) {
+        let bold = say::Paint::bold();
+        let url = shop.url();
+        let offer = sale.offers.first().map(|offer| offer.id.to_string()).unwrap_or_default();
+        if shop.moved {
+            say::answer(&format!("{} is taken; using a free port instead.", self.listen));
+        }
+        say::answer(&format!("listening on {url}\n"));
+        let crowd = match self.crowd {
+            0 => "no crowd".to_owned(),
+            crowd => format!(
+                "{} buyers, every 10th clicks twice, every 50th hangs up in the middle",
+                thousands(crowd.into())
+            ),
+        };
+        let lines = [
+            format!(
+                "  sale       {}, {} units, opens in {}",
+                sale.title,
+                thousands(self.stock.into()),
+                span(self.open_in)
+            ),
+            format!("  crowd      {crowd}"),
+            "  limits     as by default: 5 tries/s per buyer; 50 requests/s per address without a token"
+                .to_owned(),
+            "  data       a temporary folder, removed at the end".to_owned(),
+            String::new(),
+            format!("  API        {url}/api/v1/sales/{}", sale.id),
+            format!("  read it    {url}/api/docs"),
+            format!("  metrics    {url}/metrics"),
+            format!("  admin key  {}", shop.admin_key),
+            String::new(),
+            bold.on("  Buy one yourself:"),
+            format!(
+                "    TOKEN=$(curl -s {url}/api/v1/demo/login --json '{{\"buyer\":\"me\"}}' | sed 's/.*\"token\":\"\\([^\"]*\\)\".*/\\1/')"
+            ),
+            format!(
+                "    PASS=$(curl -s {url}/api/v1/offers/{offer}/pass -H \"Authorization: Bearer $TOKEN\" --json '{{}}' | sed 's/.*\"pass\":\"\\([^\"]*\\)\".*/\\1/')"
+            ),
+            format!(
+                "    curl -i {url}/api/v1/offers/{offer}/orders -H 'Prefer: wait=2' --json \"{{\\\"pass\\\":\\\"$PASS\\\",\\\"quantity\\\":1}}\""
+            ),
+            String::new(),
+        ];
+        say::answer(&lines.join("\n"));
+    }
+
+    async fn let_them_in(&self, shop: &Shop, sale: &SaleView) -> anyhow::Result<Verdict> {
+        let tokens = Tokens::Signed { secret: shop.auth_secret.clone().into_bytes() };
+        let mut settings = CrowdSettings::new(shop.address, sale.id, tokens, self.crowd);
+        settings.arrival_spread = self.open_in.saturating_sub(CALM_BEFORE_OPENING);
+        settings.double_click = CLICKS_TWICE;
+        settings.hang_up = HANGS_UP;
+        let before = shop.stats(sale).await?;
+        let crowd = Crowd::new(settings)?;
+        let watching = view::Watching {
+            progress: crowd.progress(),
+            shop,
+            sale,
+            crowd: self.crowd.into(),
+            stock: self.stock.into(),
+            quiet: self.json,
+        };
+        let outcome: Outcome = tokio::select! {
+            outcome = crowd.run() => outcome?,
+            // The view ends only when it cannot go on.
+            failed = watching.show() => return Err(failed),
+        };
+        let after = shop.when_quiet(sale).await?;
+        Ok(Verdict::of(&outcome, &before, &after))
+    }
+}
+
+/// A server of this process with everything needed to use it.
+#[derive(Debug)]
+struct Shop {
+    address: SocketAddr,
+    /// The wanted port was taken.
+    moved: bool,
+    client: Client,
+    clock: Clock,
+    admin_key: String,
+    auth_secret: String,
+    shutdown: CancellationToken,
+    running: tokio::task::JoinHandle<anyhow::Result<()>>,
+    /// Removed when everything else has ended.
+    _folder: tempfile::TempDir,
+}
+
+impl Shop {
+    async fn open(demo: &Demo) -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new()
+            .prefix("doorbuster-demo-")
+            .tempdir()
+            .context("no temporary folder can be made; set TMPDIR to a folder that can be written")?;
+        let (listener, address, moved) = bind_or_any(&demo.listen)?;
+        let (admin_key, auth_secret) = (throwaway_secret(), throwaway_secret());
+        let mut flags = vec![
+            format!("listen={address}"),
+            format!("data_dir={}", folder.path().display()),
+            format!("admin_key={admin_key}"),
+            format!("auth.hs256_secret={auth_secret}"),
+            format!("pass.secret={}", throwaway_secret()),
+            "demo=true".to_owned(),
+            "payment.sandbox=true".to_owned(),
+            "telemetry.log_filter=warn".to_owned(),
+            "telemetry.log_format=text".to_owned(),
+        ];
+        flags.extend(demo.set.iter().cloned());
+        // Not from the environment: a demo looks the same on every machine, and a shop's own secrets stay out of it.
+        let settings = Settings::load(None, std::iter::empty(), &flags)?;
+        if let Err(problems) = settings.check() {
+            let sentences: Vec<String> = problems.iter().map(ToString::to_string).collect();
+            anyhow::bail!("{}", sentences.join("\n"));
+        }
+        let _no_traces = init_logging(&settings.telemetry)?;
+        let (clock, shutdown) = (Clock::system(), CancellationToken::new());
+        let server = Server::start(settings, clock.clone(), listener, None, shutdown.clone()).await?;
+        let client = Client::new(&url(address), SecretString::from(admin_key.clone()))?;
+        let running = TaskTracker::new().spawn(server.until_the_end());
+        Ok(Self { address, moved, client, clock, admin_key, auth_secret, shutdown, running, _folder: folder })
+    }
+
+    fn url(&self) -> String {
+        url(self.address)
+    }
+
+    async fn publish_sale(&self, demo: &Demo) -> anyhow::Result<SaleView> {
+        let wait_ms = i64::try_from(demo.open_in.as_millis()).unwrap_or(i64::MAX);
+        let opens_at = self.clock.now().plus_ms(wait_ms);
+        let draft = json!({
+            "title": "Demo night",
+            "opens_at": opens_at,
+            "closes_at": opens_at.plus_s(OPEN_FOR_S),
+            "offers": [{
+                "name": "Feitian 53",
+                "list_price": {"amount": 299_900, "currency": "CNY"},
+                "price": {"amount": 149_900, "currency": "CNY"},
+                "stock": demo.stock,
+            }],
+        });
+        let sale: SaleView = self.client.post("/admin/v1/sales", &draft).await?;
+        let path = format!("/admin/v1/sales/{}/publish", sale.id);
+        let _published: Value = self.client.post(&path, &json!({})).await?;
+        Ok(sale)
+    }
+
+    async fn stats(&self, sale: &SaleView) -> anyhow::Result<Stats> {
+        self.client.get(&format!("/admin/v1/sales/{}/stats", sale.id)).await
+    }
+
+    /// The numbers once nothing is under way, or as they are when patience is over; the verdict sees the difference.
+    async fn when_quiet(&self, sale: &SaleView) -> anyhow::Result<Stats> {
+        let began = self.clock.instant();
+        loop {
+            let stats = self.stats(sale).await?;
+            if stats.queue.depth == 0 || began.elapsed() > QUIET_WITHIN {
+                return Ok(stats);
+            }
+            tokio::time::sleep(QUIET_EVERY).await;
+        }
+    }
+
+    async fn close(self) -> anyhow::Result<()> {
+        self.shutdown.cancel();
+        drop(self.client);
+        self.running.await?
+    }
+}
+
+/// The wanted address, or a free port on the same host; the last says whether it is another one.
+fn bind_or_any(wanted: &str) -> anyhow::Result<(TcpListener, SocketAddr, bool)> {
+    match bind("listen", wanted) {
+        Ok((listener, address)) => Ok((listener, address, false)),
+        Err(error) => {
+            let Ok(mut address) = wanted.parse::<SocketAddr>() else { return Err(error) };
+            address.set_port(0);
+            let (listener, address) = bind("listen", &address.to_string())?;
+            Ok((listener, address, true))
+        }
+    }
+}
+
+/// `5s`, `500ms`, `2m`.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let number: u32 = digits.parse().map_err(|_| "write a number and a unit, such as 5s".to_owned())?;
+    let ms = match text.strip_prefix(digits) {
+        Some("ms") => 1,
+        Some("s") => 1_000,
+        Some("m") => 60_000,
+        _ => return Err("the unit must be ms, s or m, such as 5s".to_owned()),
+    };
+    Ok(Duration::from_millis(u64::from(number) * ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_a_number_and_a_unit() {
+        assert_eq!(parse_time("5s"), Ok(Duration::from_secs(5)));
+        assert_eq!(parse_time("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_time("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["", "5", "s", "-1s", "5h", "1.5s"] {
+            assert!(parse_time(bad).is_err(), "{bad}");
+        }
+    }
+}

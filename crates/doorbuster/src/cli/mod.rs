@@ -1,0 +1,109 @@
+//! The command line: what can be asked, and the exit code of each answer. Each command is a file of its own.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The same settings for every command that needs them.
+mod options;
+
+/// Words on standard output and standard error.
+mod say;
+
+/// Where a running server says that it runs.
+mod run_file;
+
+/// The two ways a process is asked to end.
+mod signals;
+
+/// The operator's HTTP interface.
+mod client;
+
+/// The way to a server: one that runs, or one inside this process.
+mod reach;
+
+/// Numbers and tables for people.
+mod table;
+
+mod completions;
+mod config;
+mod demo;
+mod migrate;
+mod openapi;
+mod preheat;
+mod sale;
+mod serve;
+
+/// A flash-sale ordering engine: never oversells, never strands a unit, answers at once, forgets nobody.
+#[derive(Debug, Parser)]
+#[command(name = "doorbuster", version, propagate_version = true, max_term_width = 100, after_help = EXAMPLES)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The exit code for a promise that was not kept.
+const VIOLATED: u8 = 3;
+
+const EXAMPLES: &str = "\
+Examples:
+  doorbuster demo                         a whole sale with a crowd, nothing to install
+  doorbuster config default > shop.toml   every setting, explained
+  doorbuster serve --config shop.toml     the real thing
+  doorbuster sale create night.json       a sale on the server that runs
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a promise is violated.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Demo(demo::Demo),
+    Serve(serve::Serve),
+    Sale(sale::Sale),
+    Preheat(preheat::Preheat),
+    Migrate(migrate::Migrate),
+    Config(config::Config),
+    #[command(name = "openapi")]
+    OpenApi(openapi::OpenApi),
+    Completions(completions::Completions),
+}
+
+/// How a command that did not fail ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exit {
+    Done,
+    /// It has already said why.
+    Failed,
+    /// A promise of the product was not kept.
+    Violated,
+}
+
+/// Reads the arguments; wrong ones end the process with code 2 and a hint.
+pub fn parse() -> Cli {
+    Cli::parse()
+}
+
+/// Does what was asked and answers with the code to exit with.
+pub async fn run(cli: Cli) -> ExitCode {
+    let ended = match cli.command {
+        Command::Demo(command) => command.run().await,
+        Command::Serve(command) => command.run().await,
+        Command::Sale(command) => command.run().await,
+        Command::Preheat(command) => command.run().await,
+        Command::Migrate(command) => command.run().await,
+        Command::Config(command) => command.run(),
+        Command::OpenApi(command) => command.run(),
+        Command::Completions(command) => command.run(),
+    };
+    match ended {
+        Ok(Exit::Done) => ExitCode::SUCCESS,
+        Ok(Exit::Failed) => ExitCode::FAILURE,
+        Ok(Exit::Violated) => ExitCode::from(VIOLATED),
+        Err(error) => failed(&error),
+    }
+}
+
+/// Says why it did not work.
+pub fn failed(error: &anyhow::Error) -> ExitCode {
+    say::complain(&format!("doorbuster: {error:#}"));
+    ExitCode::FAILURE
+}

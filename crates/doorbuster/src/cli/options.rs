@@ -1,0 +1,35 @@
+//! The flags with which every command that needs settings finds them. What the settings mean is not known here.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use doorbuster::config::{ConfigError, Settings};
+
+#[derive(Clone, Debug, Args)]
+pub struct SettingsOptions {
+    /// The settings file; `doorbuster config default` prints one with every name explained.
+    #[arg(long, value_name = "FILE", env = "DOORBUSTER_CONFIG", global = true)]
+    pub config: Option<PathBuf>,
+    /// Sets one value, by the name it has in the settings file; may be repeated.
+    #[arg(long = "set", value_name = "NAME=VALUE", global = true)]
+    pub set: Vec<String>,
+    /// The folder with the ledger and the journal.
+    #[arg(long, value_name = "DIR", global = true)]
+    pub data_dir: Option<String>,
+}
+
+impl SettingsOptions {
+    /// Defaults, then the file, then the environment, then flags; `more` are flags of one command.
+    pub fn load(&self, more: &[String]) -> Result<Settings, ConfigError> {
+        let mut flags = self.set.clone();
+        flags.extend(self.data_dir.iter().map(|folder| format!("data_dir={folder}")));
+        flags.extend_from_slice(more);
+        Settings::load(self.config.as_deref(), environment(), &flags)
+    }
+}
+
+/// What is no text cannot be a setting of ours.
+fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}

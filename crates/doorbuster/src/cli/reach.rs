@@ -1,0 +1,119 @@
+//! How operator commands reach a server: the one that runs, or, when none does, one inside this process on the same
+//! data folder. Either way the command speaks HTTP, so there is one way to do each thing.
+
+use anyhow::{bail, ensure};
+use clap::Args;
+use doorbuster::app::Server;
+use doorbuster::clock::Clock;
+use doorbuster::config::Settings;
+use secrecy::SecretString;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::client::{Client, throwaway_secret};
+use super::options::SettingsOptions;
+use super::run_file::{RunFile, url};
+use super::serve::bind;
+
+#[derive(Clone, Debug, Args)]
+pub struct ReachOptions {
+    /// The server to talk to. Default: the one that runs on the data folder; when none runs, the folder is opened.
+    #[arg(long, value_name = "URL", env = "DOORBUSTER_SERVER", global = true)]
+    server: Option<String>,
+    /// The server's admin_key. Better in the environment than here, where other users of the machine see it.
+    #[arg(long, value_name = "KEY", env = "DOORBUSTER_ADMIN_KEY", hide_env_values = true, global = true)]
+    admin_key: Option<String>,
+    /// Prints the server's JSON instead of a table.
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(flatten)]
+    settings: SettingsOptions,
+}
+
+/// A server within reach.
+#[derive(Debug)]
+pub struct Reached {
+    pub client: Client,
+    inside: Option<Inside>,
+}
+
+#[derive(Debug)]
+struct Inside {
+    shutdown: CancellationToken,
+    running: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+/// Whether a command may begin a new data folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Folder {
+    MayBeNew,
+    MustExist,
+}
+
+impl ReachOptions {
+    pub async fn reach(&self, folder: Folder) -> anyhow::Result<Reached> {
+        let settings = self.settings.load(&[])?;
+        let key = self.admin_key.clone().map(SecretString::from).or_else(|| settings.admin_key.clone());
+        let run_file = RunFile::read(&settings.data_dir);
+        if let Some(server) = &self.server {
+            return Ok(Reached { client: Client::new(server, required(key)?)?, inside: None });
+        }
+        if let Some(run_file) = run_file {
+            let client = Client::new(&run_file.operator_url, key.clone().unwrap_or_default())?;
+            if client.is_alive().await {
+                required(key)?;
+                return Ok(Reached { client, inside: None });
+            }
+        }
+        ensure!(
+            folder == Folder::MayBeNew || settings.ledger_path().exists(),
+            "no server runs on the data folder {0}, and there is no ledger in it. \
+             Name the folder with --data-dir, or a server with --server URL.",
+            settings.data_dir.display()
+        );
+        self.start_inside().await
+    }
+
+    /// Its secrets are made up: it serves this command and nobody else.
+    async fn start_inside(&self) -> anyhow::Result<Reached> {
+        let key = throwaway_secret();
+        let own = [
+            "listen=127.0.0.1:0".to_owned(),
+            "operator_listen=".to_owned(),
+            format!("admin_key={key}"),
+            format!("pass.secret={}", throwaway_secret()),
+            format!("auth.hs256_secret={}", throwaway_secret()),
+            "auth.jwks=".to_owned(),
+            "edge_threads=1".to_owned(),
+        ];
+        let settings: Settings = self.settings.load(&own)?;
+        if let Err(problems) = settings.check() {
+            let sentences: Vec<String> = problems.iter().map(ToString::to_string).collect();
+            bail!("{}", sentences.join("\n"));
+        }
+        let (listener, address) = bind("listen", &settings.listen)?;
+        let shutdown = CancellationToken::new();
+        let server = Server::start(settings, Clock::system(), listener, None, shutdown.clone()).await?;
+        let running = TaskTracker::new().spawn(server.until_the_end());
+        let client = Client::new(&url(address), SecretString::from(key))?;
+        Ok(Reached { client, inside: Some(Inside { shutdown, running }) })
+    }
+}
+
+impl Reached {
+    /// Lets a server inside this process end in order.
+    pub async fn leave(self) -> anyhow::Result<()> {
+        let Self { client, inside } = self;
+        drop(client);
+        let Some(Inside { shutdown, running }) = inside else { return Ok(()) };
+        shutdown.cancel();
+        running.await?
+    }
+}
+
+fn required(key: Option<SecretString>) -> anyhow::Result<SecretString> {
+    match key {
+        Some(key) => Ok(key),
+        None => bail!("the server wants its admin key: set DOORBUSTER_ADMIN_KEY, or give --admin-key"),
+    }
+}

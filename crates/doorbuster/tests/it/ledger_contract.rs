@@ -1,0 +1,225 @@
+//! The contract of every ledger. Another database joins by opening its own [`Books`] and calling [`contract!`].
+
+use std::sync::Arc;
+
+use doorbuster::ledger::{Cancelled, Changed, OrderSearch, Recorded, SqliteLedger, StockChanged};
+use doorbuster::queue::Claim;
+use rules::buyer::BuyerId;
+use rules::id::{OfferId, OrderId, SaleId};
+use rules::money::Money;
+use rules::order::{Reason, State};
+use rules::sale::{ChallengeKind, Offer, RegistrationKind, Sale, SaleAction, SaleState, Window};
+use rules::time::UnixMs;
+use tempfile::TempDir;
+
+const NOW: UnixMs = UnixMs(1_800_000_000_000);
+const SALE: SaleId = SaleId(1);
+const OFFER: OfferId = OfferId(2);
+
+/// A ledger with one published sale of one offer.
+struct Books {
+    ledger: SqliteLedger,
+    _folder: TempDir,
+}
+
+async fn sqlite(stock: u32) -> Books {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = SqliteLedger::open(&folder.path().join("ledger.db"), None, [7; 16]).unwrap();
+    ledger.create_sale(sale(stock), None, NOW).await.unwrap();
+    ledger.act_on_sale(SALE, SaleAction::Publish, NOW).await.unwrap();
+    Books { ledger, _folder: folder }
+}
+
+fn sale(stock: u32) -> Sale {
+    Sale {
+        id: SALE,
+        state: SaleState::Draft,
+        title: "1499 night".into(),
+        window: Window { opens_at: UnixMs(NOW.0 - 1_000), closes_at: UnixMs(NOW.0 + 1_000_000) },
+        pay_within_s: 900,
+        challenge: ChallengeKind::None,
+        registration: RegistrationKind::None,
+        registration_opens_at: None,
+        registration_closes_at: None,
+        publish_at: None,
+        rehearsal: false,
+        offers: vec![Offer {
+            id: OFFER,
+            name: "Feitian 53".into(),
+            description: None,
+            image: None,
+            list_price: None,
+            price: Money { amount: 149_900, currency: "CNY".parse().unwrap() },
+            stock,
+            max_per_order: 5,
+        }],
+    }
+}
+
+fn buyer(name: &str) -> BuyerId {
+    BuyerId::parse(name).unwrap()
+}
+
+fn claim(seq: u64, order: u128, name: &str, quantity: u32) -> (u64, Arc<Claim>) {
+    let claim = Claim {
+        order: OrderId(order),
+        offer: OFFER,
+        buyer: buyer(name),
+        quantity,
+        claimed_at: NOW,
+        pass_expires_at: NOW.plus_s(300),
+    };
+    (seq, Arc::new(claim))
+}
+
+async fn record(books: &Books, batch: Vec<(u64, Arc<Claim>)>) -> Vec<Recorded> {
+    let records = books.ledger.record_orders(batch, NOW).await.unwrap();
+    records.into_iter().map(|record| record.outcome).collect()
+}
+
+async fn live_units(books: &Books) -> u32 {
+    books.ledger.counters(SALE).await.unwrap()[0].live_units
+}
+
+async fn a_batch_becomes_orders_and_moves_the_cursor(books: Books) {
+    let outcomes = record(&books, vec![claim(1, 11, "zoe", 2), claim(2, 12, "ann", 1)]).await;
+    assert_eq!(outcomes, [Recorded::Recorded, Recorded::Recorded]);
+    assert_eq!((books.ledger.cursor().await.unwrap(), live_units(&books).await), (2, 3));
+    let order = books.ledger.order(OrderId(11)).await.unwrap().unwrap();
+    assert_eq!(
+        (order.status.state, order.quantity, order.pay_by),
+        (State::AwaitingPayment, 2, Some(NOW.plus_s(900)))
+    );
+    assert_eq!(order.view().total.amount, 299_800);
+}
+
+async fn a_repeat_is_told_apart_and_counted_once(books: Books) {
+    record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 1)]).await;
+    books.ledger.cancel_order(OrderId(12), buyer("bob"), NOW).await.unwrap();
+    let again =
+        record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 1), claim(3, 13, "cyd", 1)]).await;
+    assert_eq!(again, [Recorded::RepeatLive, Recorded::RepeatEnded, Recorded::Recorded]);
+    assert_eq!(live_units(&books).await, 2);
+}
+
+async fn the_guard_refuses_what_the_gate_should_not_have_granted(books: Books) {
+    let outcomes = record(
+        &books,
+        vec![claim(1, 11, "ann", 2), claim(2, 12, "bob", 2), claim(3, 13, "cyd", 1), claim(4, 14, "dan", 1)],
+    )
+    .await;
+    let no_stock = Recorded::Refused(Reason::NoStock);
+    assert_eq!(outcomes, [Recorded::Recorded, no_stock, Recorded::Recorded, no_stock]);
+    assert_eq!(live_units(&books).await, 3);
+    let refused = books.ledger.order(OrderId(12)).await.unwrap().unwrap();
+    assert_eq!((refused.status.state, refused.status.reason), (State::Refused, Some(Reason::NoStock)));
+}
+
+async fn a_buyer_has_one_live_order(books: Books) {
+    let outcomes = record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "ann", 1)]).await;
+    assert_eq!(outcomes, [Recorded::Recorded, Recorded::Refused(Reason::OtherLive)]);
+    let clash = record(&books, vec![claim(3, 11, "bob", 1)]).await;
+    assert_eq!(clash, [Recorded::Refused(Reason::IdClash)]);
+    assert_eq!(live_units(&books).await, 1);
+    books.ledger.cancel_order(OrderId(11), buyer("ann"), NOW).await.unwrap();
+    assert_eq!(record(&books, vec![claim(4, 14, "ann", 1)]).await, [Recorded::Recorded]);
+}
+
+async fn a_cancel_closes_once_and_only_for_its_buyer(books: Books) {
+    record(&books, vec![claim(1, 11, "ann", 2)]).await;
+    let cancel = |name: &str| books.ledger.cancel_order(OrderId(11), buyer(name), NOW);
+    assert!(matches!(cancel("bob").await.unwrap(), Cancelled::NotFound));
+    assert!(matches!(cancel("ann").await.unwrap(), Cancelled::Closed(order) if order.seq == 3));
+    assert!(matches!(cancel("ann").await.unwrap(), Cancelled::Before(order) if order.seq == 3));
+    assert_eq!(live_units(&books).await, 0);
+}
+
+async fn stock_changes_are_remembered_by_their_id(books: Books) {
+    record(&books, vec![claim(1, 11, "ann", 2)]).await;
+    let change = |units, id: &str| books.ledger.change_stock(OFFER, units, id.into(), NOW);
+    let first = change(5, "a").await.unwrap();
+    assert!(matches!(first, StockChanged::Done { stock: 8, before: false, .. }), "{first:?}");
+    assert!(matches!(change(5, "a").await.unwrap(), StockChanged::Done { stock: 8, before: true, .. }));
+    assert_eq!(change(6, "a").await.unwrap(), StockChanged::OtherChange);
+    assert_eq!(change(-7, "b").await.unwrap(), StockChanged::BelowLive { live: 2 });
+    assert!(matches!(change(-6, "c").await.unwrap(), StockChanged::Done { stock: 2, .. }));
+    assert_eq!(change(i64::MAX, "d").await.unwrap(), StockChanged::TooMuch);
+}
+
+async fn states_follow_the_table(books: Books) {
+    let act = |action| books.ledger.act_on_sale(SALE, action, NOW);
+    assert!(
+        matches!(act(SaleAction::Pause).await.unwrap(), Changed::Done(sale) if sale.state == SaleState::Paused)
+    );
+    assert!(matches!(act(SaleAction::Publish).await.unwrap(), Changed::WrongState));
+    assert!(matches!(act(SaleAction::End).await.unwrap(), Changed::Done(_)));
+    assert!(matches!(act(SaleAction::Resume).await.unwrap(), Changed::WrongState));
+    assert!(matches!(books.ledger.delete_sale(SALE).await.unwrap(), Changed::WrongState));
+    let unknown = books.ledger.act_on_sale(SaleId(99), SaleAction::End, NOW).await.unwrap();
+    assert!(matches!(unknown, Changed::NotFound));
+}
+
+async fn orders_are_found_page_by_page(books: Books) {
+    for seq in 1..=3 {
+        record(&books, vec![claim(seq, 10 + u128::from(seq), &format!("buyer {seq}"), 1)]).await;
+    }
+    let mut found = Vec::new();
+    let mut before = None;
+    loop {
+        let search = OrderSearch { sale: Some(SALE), before, limit: 2, ..OrderSearch::default() };
+        let page = books.ledger.search_orders(search).await.unwrap();
+        found.extend(page.orders.iter().map(|order| order.id.0));
+        before = page.next;
+        if before.is_none() {
+            break;
+        }
+    }
+    assert_eq!(found, [13, 12, 11]);
+    let of_one = books.ledger.orders_of(buyer("buyer 2"), None, 10).await.unwrap();
+    assert_eq!(of_one.orders.len(), 1);
+}
+
+async fn what_the_gate_must_remember_is_told(books: Books) {
+    record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 2)]).await;
+    books.ledger.cancel_order(OrderId(12), buyer("bob"), NOW).await.unwrap();
+    let remembered = |now| {
+        let seen: Arc<std::sync::Mutex<Vec<(u128, bool)>>> = Arc::default();
+        let into = Arc::clone(&seen);
+        let visit = books
+            .ledger
+            .remembered_orders(now, move |order| into.lock().unwrap().push((order.order.0, order.live)));
+        async move {
+            visit.await.unwrap();
+            seen.lock().unwrap().clone()
+        }
+    };
+    assert_eq!(remembered(NOW).await, [(11, true), (12, false)]);
+    assert_eq!(remembered(NOW.plus_s(301)).await, [(11, true)]);
+}
+
+macro_rules! contract {
+    ($module:ident, $books:ident, $($name:ident($stock:literal)),+ $(,)?) => {
+        mod $module {
+            $(
+                #[tokio::test]
+                async fn $name() {
+                    super::$name(super::$books($stock).await).await;
+                }
+            )+
+        }
+    };
+}
+
+contract!(
+    sqlite_ledger,
+    sqlite,
+    a_batch_becomes_orders_and_moves_the_cursor(10),
+    a_repeat_is_told_apart_and_counted_once(10),
+    the_guard_refuses_what_the_gate_should_not_have_granted(3),
+    a_buyer_has_one_live_order(10),
+    a_cancel_closes_once_and_only_for_its_buyer(10),
+    stock_changes_are_remembered_by_their_id(3),
+    states_follow_the_table(1),
+    orders_are_found_page_by_page(10),
+    what_the_gate_must_remember_is_told(10),
+);
