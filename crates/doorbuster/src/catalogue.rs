@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 use rules::id::{OfferId, SaleId};
 use rules::sale::{Offer, Phase, Sale, SaleState};
@@ -32,6 +32,8 @@ pub struct SaleCard {
     pub sale: Sale,
     /// How many came how far, since this process started.
     pub funnel: Arc<Counts<Step>>,
+    /// What is left, as the last one who counted found it.
+    pub availability: Live,
     rendered: [OnceLock<Rendered>; 3],
 }
 
@@ -54,9 +56,65 @@ impl Rendered {
     pub fn of(value: &impl serde::Serialize) -> Self {
         // These types have no map keys that are not text: writing them cannot fail.
         let json = serde_json::to_vec(value).unwrap_or_default();
-        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &json);
-        let tag = digest.as_ref().first_chunk().map_or(0, |head| u64::from_be_bytes(*head));
-        Self { json: json.into(), etag: format!("\"{tag:016x}\"") }
+        let etag = etag_of(&json);
+        Self { json: json.into(), etag }
+    }
+}
+
+/// A tag that changes when the bytes do.
+#[must_use]
+pub fn etag_of(bytes: &[u8]) -> String {
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes);
+    let tag = digest.as_ref().first_chunk().map_or(0, |head| u64::from_be_bytes(*head));
+    format!("\"{tag:016x}\"")
+}
+
+/// How long live numbers are good, in milliseconds.
+const LIVE_FOR_MS: u64 = 1_000;
+
+/// Live numbers as bytes: counted by one, at most once per second, for all who ask.
+#[derive(Debug, Default)]
+pub struct Live {
+    latest: ArcSwapOption<Counted>,
+    turn: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    at: UnixMs,
+    phase: Phase,
+    rendered: Rendered,
+}
+
+impl Live {
+    /// The latest count, or a new one when that is too old. While one counts, the others are told the latest; when
+    /// counting fails, the latest stands for another second.
+    pub async fn get<E>(
+        &self,
+        now: UnixMs,
+        phase: Phase,
+        count: impl Future<Output = Result<Rendered, E>>,
+    ) -> Result<Rendered, E> {
+        let fresh = |counted: &Counted| counted.phase == phase && counted.at.ms_until(now) < LIVE_FOR_MS;
+        let latest = self.latest.load_full();
+        if let Some(counted) = latest.as_ref().filter(|counted| fresh(counted)) {
+            return Ok(counted.rendered.clone());
+        }
+        let _turn = match (self.turn.try_lock(), &latest) {
+            (Ok(turn), _) => turn,
+            (Err(_), Some(counted)) if counted.phase == phase => return Ok(counted.rendered.clone()),
+            (Err(_), _) => self.turn.lock().await,
+        };
+        if let Some(counted) = self.latest.load_full().filter(|counted| fresh(counted)) {
+            return Ok(counted.rendered.clone());
+        }
+        let rendered = match (count.await, latest) {
+            (Ok(rendered), _) => rendered,
+            (Err(_), Some(counted)) if counted.phase == phase => counted.rendered.clone(),
+            (Err(error), _) => return Err(error),
+        };
+        self.latest.store(Some(Arc::new(Counted { at: now, phase, rendered: rendered.clone() })));
+        Ok(rendered)
     }
 }
 
@@ -72,7 +130,12 @@ impl Catalogue {
             let mut after = Snapshot::clone(before);
             let funnel =
                 before.sales.get(&sale.id).map_or_else(Arc::default, |card| Arc::clone(&card.funnel));
-            let card = Arc::new(SaleCard { sale: sale.clone(), funnel, rendered: Default::default() });
+            let card = Arc::new(SaleCard {
+                sale: sale.clone(),
+                funnel,
+                availability: Live::default(),
+                rendered: Default::default(),
+            });
             for (offer, gate) in sale.offers.iter().zip(gates) {
                 let offer_card =
                     OfferCard { offer: offer.clone(), sale: Arc::clone(&card), gate: Arc::clone(gate) };
@@ -153,5 +216,43 @@ pub fn is_public(state: SaleState) -> bool {
     match state {
         SaleState::Draft => false,
         SaleState::Published | SaleState::Paused | SaleState::Ended => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn get(live: &Live, now: i64, count: Result<u32, &'static str>) -> Result<Bytes, &'static str> {
+        let count = async { count.map(|number| Rendered::of(&number)) };
+        live.get(UnixMs(now), Phase::Open, count).await.map(|rendered| rendered.json)
+    }
+
+    #[tokio::test]
+    async fn live_numbers_are_counted_once_per_second_and_outlast_a_failure() {
+        let live = Live::default();
+        assert_eq!(get(&live, 0, Err("down")).await, Err("down"));
+        assert_eq!(get(&live, 0, Ok(1)).await.unwrap(), "1");
+        assert_eq!(get(&live, 999, Ok(2)).await.unwrap(), "1");
+        assert_eq!(get(&live, 1_000, Err("down")).await.unwrap(), "1");
+        assert_eq!(get(&live, 1_999, Ok(3)).await.unwrap(), "1");
+        assert_eq!(get(&live, 2_000, Ok(4)).await.unwrap(), "4");
+    }
+
+    #[tokio::test]
+    async fn while_one_counts_the_others_are_told_the_latest() {
+        let live = Live::default();
+        get(&live, 0, Ok(1)).await.unwrap();
+        let (finish, finished) = tokio::sync::oneshot::channel::<()>();
+        let slow = live.get(UnixMs(1_000), Phase::Open, async {
+            finished.await.map_err(|_| "lost").map(|()| Rendered::of(&2))
+        });
+        let others = async {
+            let seen = get(&live, 1_000, Ok(3)).await.unwrap();
+            finish.send(()).unwrap();
+            seen
+        };
+        let (slow, others) = tokio::join!(biased; slow, others);
+        assert_eq!((slow.unwrap().json, others), (Bytes::from("2"), Bytes::from("1")));
     }
 }

@@ -91,7 +91,7 @@ pub async fn route(
 ) -> (RequestClass, Response<Body>) {
     let class = class_of(request.uri().path());
     match admit(app, class, audience, peer, request) {
-        Ok((permit, request)) => {
+        Ok((held, request)) => {
             let router = match audience {
                 Audience::Everybody => routers.everybody.clone(),
                 Audience::Buyers => routers.buyers.clone(),
@@ -101,7 +101,7 @@ pub async fn route(
                 Ok(response) => response,
                 Err(never) => match never {},
             };
-            drop(permit);
+            drop(held);
             answer::secure(response.headers_mut());
             (class, response.map(Either::Right))
         }
@@ -116,7 +116,7 @@ fn admit(
     audience: Audience,
     peer: IpAddr,
     mut request: Request<Incoming>,
-) -> Result<(Option<Permit>, Request<axum::body::Body>), Response<Body>> {
+) -> Result<(Held, Request<axum::body::Body>), Response<Body>> {
     let client = app.client_ip.of(peer, super::forwarded_for(request.headers()));
     let known = if class == RequestClass::Buyer { known_buyer(app, request.headers()) } else { None };
     let reserved = has_reserve(class, request.method(), request.uri().path());
@@ -128,24 +128,33 @@ fn admit(
     extensions.insert(PeerAddress(peer));
     extensions.insert(audience);
     extensions.insert(KnownBuyer(known));
-    let permit = if waits(&request) {
+    let held = if waits(&request) {
         match app.in_flight.enter(Class::Waiter) {
             Ok(permit) => {
-                request.extensions_mut().insert(WaiterPermit(Arc::new(permit)));
-                None
+                let permit = WaiterPermit(Arc::new(permit));
+                request.extensions_mut().insert(permit.clone());
+                Held::Waiting(permit)
             }
             Err(_) => {
                 app.metrics.shed.inc(Shed::Waiters);
                 request.extensions_mut().insert(DoNotWait);
-                Some(enter(app, Class::Buyer, Shed::InFlight)?)
+                Held::AtOnce(enter(app, Class::Buyer, Shed::InFlight)?)
             }
         }
     } else if reserved {
-        Some(enter(app, Class::Reserve, Shed::Reserve)?)
+        Held::AtOnce(enter(app, Class::Reserve, Shed::Reserve)?)
     } else {
-        Some(enter(app, Class::Buyer, Shed::InFlight)?)
+        Held::AtOnce(enter(app, Class::Buyer, Shed::InFlight)?)
     };
-    Ok((permit, request.map(axum::body::Body::new)))
+    Ok((held, request.map(axum::body::Body::new)))
+}
+
+/// What a request holds until its answer has begun. The extensions alone would not do: a handler lets go of them as
+/// soon as it has taken out what it needs.
+#[expect(dead_code, reason = "kept for their drop")]
+enum Held {
+    AtOnce(Permit),
+    Waiting(WaiterPermit),
 }
 
 fn enter(app: &App, class: Class, shed: Shed) -> Result<Permit, Response<Body>> {
@@ -199,5 +208,5 @@ fn waits<B>(request: &Request<B>) -> bool {
     let polls = path.starts_with("/api/v1/orders/")
         && request.uri().query().is_some_and(|query| query.contains("wait="));
     let watches = path.starts_with("/admin/v1/sales/") && path.ends_with("/stream");
-    request.method() == Method::GET && (polls || watches || path == "/api/v1/events")
+    request.method() == Method::GET && (polls || watches || path == buyer::EVENTS_PATH)
 }

@@ -8,8 +8,11 @@ use doorbuster::app::{App, Server};
 use doorbuster::clock::Clock;
 use doorbuster::config::Settings;
 use doorbuster::edge::auth::sign_demo_token;
+use doorbuster::ledger::Changed;
 use rules::buyer::BuyerId;
 use rules::pass::{Pass, PassKeys};
+use rules::sale::SaleAction;
+use rules::time::UnixMs;
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -111,6 +114,20 @@ impl TestApp {
         TestSale { id, offers }
     }
 
+    /// Publishes, pauses, resumes or ends.
+    pub async fn act(&self, sale: &TestSale, action: SaleAction) {
+        let changed = self.app.act_on_sale(sale.id.parse().unwrap(), action).await.unwrap();
+        assert!(matches!(changed, Changed::Done(_)), "{action:?}: {changed:?}");
+    }
+
+    /// Sends what no well-behaved client would; answers status, headers and the JSON of the body.
+    pub async fn send(&self, request: reqwest::RequestBuilder) -> (u16, reqwest::header::HeaderMap, Value) {
+        let response = request.send().await.unwrap();
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let text = response.text().await.unwrap();
+        (status, headers, serde_json::from_str(&text).unwrap_or(Value::Null))
+    }
+
     /// A sale that is open now, with one offer of so many units.
     pub async fn open_sale(&self, stock: u32) -> TestSale {
         self.publish(draft(stock)).await
@@ -136,6 +153,20 @@ impl TestApp {
 impl Drop for TestApp {
     fn drop(&mut self) {
         self.shutdown.cancel();
+    }
+}
+
+/// A server whose clock stands still until it is advanced, and the clock.
+pub async fn with_manual_clock(overrides: &[&str]) -> (TestApp, Clock) {
+    let clock = Clock::manual(UnixMs(jiff::Timestamp::now().as_millisecond()));
+    (TestApp::on(tempfile::tempdir().unwrap(), clock.clone(), overrides).await, clock)
+}
+
+/// That this is a problem document with this code.
+pub fn assert_code(problem: &Value, code: &str) {
+    assert_eq!(problem["code"], code, "{problem}");
+    for field in ["type", "title", "status", "detail"] {
+        assert!(!problem[field].is_null(), "{field} is missing: {problem}");
     }
 }
 

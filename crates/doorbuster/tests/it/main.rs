@@ -52,3 +52,18 @@ mod operator_orders;
 
 /// Requests with an Idempotency-Key.
 mod operator_repeat;
+
+/// What buyers read without buying: sales, what is left, their own standing, the documentation.
+mod buyer_catalogue;
+
+/// Challenges and passes.
+mod buyer_pass;
+
+/// The try, with good and bad passes and bodies.
+mod buyer_try;
+
+/// Orders after the try: reading, waiting, listing, cancelling.
+mod buyer_orders;
+
+/// WebSocket and event streams.
+mod push;
