@@ -86,14 +86,18 @@ async fn a_batch_becomes_orders_and_moves_the_cursor(books: Books) {
     assert_eq!(outcomes, [Recorded::Recorded, Recorded::Recorded]);
     assert_eq!((books.ledger.cursor().await.unwrap(), live_units(&books).await), (2, 3));
     let order = books.ledger.order(OrderId(11)).await.unwrap().unwrap();
-    assert_eq!((order.status.state, order.quantity, order.pay_by), (State::AwaitingPayment, 2, Some(NOW.plus_s(900))));
+    assert_eq!(
+        (order.status.state, order.quantity, order.pay_by),
+        (State::AwaitingPayment, 2, Some(NOW.plus_s(900)))
+    );
     assert_eq!(order.view().total.amount, 299_800);
 }
 
 async fn a_repeat_is_told_apart_and_counted_once(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 1)]).await;
     books.ledger.cancel_order(OrderId(12), buyer("bob"), NOW).await.unwrap();
-    let again = record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 1), claim(3, 13, "cyd", 1)]).await;
+    let again =
+        record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 1), claim(3, 13, "cyd", 1)]).await;
     assert_eq!(again, [Recorded::RepeatLive, Recorded::RepeatEnded, Recorded::Recorded]);
     assert_eq!(live_units(&books).await, 2);
 }
@@ -144,7 +148,9 @@ async fn stock_changes_are_remembered_by_their_id(books: Books) {
 
 async fn states_follow_the_table(books: Books) {
     let act = |action| books.ledger.act_on_sale(SALE, action, NOW);
-    assert!(matches!(act(SaleAction::Pause).await.unwrap(), Changed::Done(sale) if sale.state == SaleState::Paused));
+    assert!(
+        matches!(act(SaleAction::Pause).await.unwrap(), Changed::Done(sale) if sale.state == SaleState::Paused)
+    );
     assert!(matches!(act(SaleAction::Publish).await.unwrap(), Changed::WrongState));
     assert!(matches!(act(SaleAction::End).await.unwrap(), Changed::Done(_)));
     assert!(matches!(act(SaleAction::Resume).await.unwrap(), Changed::WrongState));
@@ -179,7 +185,9 @@ async fn what_the_gate_must_remember_is_told(books: Books) {
     let remembered = |now| {
         let seen: Arc<std::sync::Mutex<Vec<(u128, bool)>>> = Arc::default();
         let into = Arc::clone(&seen);
-        let visit = books.ledger.remembered_orders(now, move |order| into.lock().unwrap().push((order.order.0, order.live)));
+        let visit = books
+            .ledger
+            .remembered_orders(now, move |order| into.lock().unwrap().push((order.order.0, order.live)));
         async move {
             visit.await.unwrap();
             seen.lock().unwrap().clone()
