@@ -275,7 +275,7 @@ impl Desk<'_> {
     }
 
     async fn delete(&self, sale: SaleId) -> anyhow::Result<()> {
-        let answer = self.client.delete(&path_of(*sale)).await?;
+        let answer = self.client.delete(&path_of(sale)).await?;
         say::answer(&if self.json { answer.to_string() } else { format!("{sale} is deleted.") });
         Ok(())
     }
