@@ -22,6 +22,7 @@ use crate::edge;
 use crate::edge::auth::Authenticator;
 use crate::edge::challenge::Challenges;
 use crate::edge::limits::{Buckets, ClientIp, InFlight};
+use crate::edge::operator::KeysUnderWay;
 use crate::gate::{Gate, MemoryGate, Roster, SeedOrder};
 use crate::ledger::SqliteLedger;
 use crate::ledger::clerk::{Clerk, ClerkEnd};
@@ -63,7 +64,10 @@ pub struct App {
     /// Where changes run to their end; see the desk.
     pub(crate) tasks: TaskTracker,
     pub(crate) runtime: tokio::runtime::Handle,
-    pub(crate) stock_turn: tokio::sync::Mutex<()>,
+    /// One change of sales and stock at a time: gate and catalogue follow in the order of the ledger.
+    pub(crate) operator_turn: tokio::sync::Mutex<()>,
+    /// Requests with an Idempotency-Key that are being answered.
+    pub(crate) keys_under_way: KeysUnderWay,
     /// Cancelled when the process is asked to end.
     pub shutdown: CancellationToken,
 }
@@ -77,8 +81,9 @@ pub struct Server {
     _lock: File,
 }
 
+/// The journal's thread and the clerk.
 #[derive(Debug)]
-struct Workers {
+pub struct Workers {
     journal: JoinHandle<()>,
     clerk: tokio::task::JoinHandle<ClerkEnd>,
     /// Cuts the clerk's retries short.
@@ -110,7 +115,7 @@ impl Server {
         shutdown: CancellationToken,
     ) -> anyhow::Result<Self> {
         let lock = lock_data_dir(&settings.data_dir)?;
-        let (app, workers) = open(settings, clock, shutdown).await?;
+        let (app, workers) = open(settings, clock, shutdown, None).await?;
         start_housekeeping(&app);
         let edge = edge::server::start(&app, listener, operator)?;
         Ok(Self { app, workers, edge, _lock: lock })
@@ -121,8 +126,7 @@ impl Server {
     pub async fn until_the_end(mut self) -> anyhow::Result<()> {
         let outcome = tokio::select! {
             () = self.app.shutdown.cancelled() => Ok(()),
-            failed = &mut self.workers.journal_failed => Err(failed.unwrap_or_else(|_| anyhow::anyhow!("the journal's thread ended"))),
-            ended = &mut self.workers.clerk => Err(clerk_failure(ended)),
+            failure = self.workers.failure() => Err(failure),
         };
         self.app.shutdown.cancel();
         let drain = Duration::from_secs(self.app.settings.drain_s.into());
@@ -131,16 +135,30 @@ impl Server {
         if tokio::time::timeout(drain, self.app.tasks.wait()).await.is_err() {
             tracing::warn!("some changes were still under way at the end");
         }
-        self.app.gate.journal.stop();
-        let journal = self.workers.journal;
-        tokio::task::spawn_blocking(move || journal.join()).await.ok();
-        if outcome.is_ok() && tokio::time::timeout(drain, &mut self.workers.clerk).await.is_err() {
-            self.workers.hurry.cancel();
+        self.workers.end(&self.app, if outcome.is_ok() { drain } else { Duration::ZERO }).await;
+        outcome
+    }
+}
+
+impl Workers {
+    /// Why the disk can no longer be trusted, once that is so.
+    pub async fn failure(&mut self) -> anyhow::Error {
+        tokio::select! {
+            Ok(failed) = &mut self.journal_failed => failed,
+            ended = &mut self.clerk => clerk_failure(ended),
+        }
+    }
+
+    /// The journal answers what it has, then the clerk records it, for at most `patience`.
+    pub async fn end(mut self, app: &App, patience: Duration) {
+        app.gate.journal.stop();
+        tokio::task::spawn_blocking(move || self.journal.join()).await.ok();
+        if !self.clerk.is_finished() && tokio::time::timeout(patience, &mut self.clerk).await.is_err() {
+            self.hurry.cancel();
             tracing::warn!(
                 "some claims were not recorded in time; they wait in the journal for the next start"
             );
         }
-        outcome
     }
 }
 
@@ -203,16 +221,19 @@ struct Replay {
     claims: Vec<(u64, Arc<Claim>)>,
 }
 
-async fn open(
+/// Opens the files (by another SQLite VFS, when tests want to break the disk), rebuilds the gate and starts the workers.
+/// Serves nobody yet.
+pub async fn open(
     settings: Settings,
     clock: Clock,
     shutdown: CancellationToken,
+    vfs: Option<&str>,
 ) -> anyhow::Result<(Arc<App>, Workers)> {
     let began = clock.instant();
     let ledger_path = settings.ledger_path();
-    let ledger = SqliteLedger::open(&ledger_path, None, rand::random())?;
+    let ledger = SqliteLedger::open(&ledger_path, vfs, rand::random())?;
     let cursor = ledger.cursor().await?;
-    let journal = Journal::open(&settings.data_dir.join(JOURNAL_FILE), None, ledger.incarnation(), cursor)?;
+    let journal = Journal::open(&settings.data_dir.join(JOURNAL_FILE), vfs, ledger.incarnation(), cursor)?;
     let replay = Replay { claims: journal.after(cursor)? };
 
     let metrics = Arc::new(Metrics::new());
@@ -252,7 +273,8 @@ async fn open(
         client_ip: ClientIp::trusting(&limits.trusted_proxies).map_err(anyhow::Error::msg)?,
         tasks: TaskTracker::new(),
         runtime: tokio::runtime::Handle::current(),
-        stock_turn: tokio::sync::Mutex::default(),
+        operator_turn: tokio::sync::Mutex::default(),
+        keys_under_way: KeysUnderWay::default(),
         settings,
         clock,
         metrics,

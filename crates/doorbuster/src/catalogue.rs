@@ -133,7 +133,9 @@ pub fn sale_view(sale: &Sale, phase: Phase) -> SaleView {
     }
 }
 
-fn offer_view(offer: &Offer) -> OfferView {
+/// An offer as pages show it.
+#[must_use]
+pub fn offer_view(offer: &Offer) -> OfferView {
     OfferView {
         id: offer.id,
         name: offer.name.clone(),

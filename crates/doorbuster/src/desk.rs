@@ -8,14 +8,16 @@ use std::time::Duration;
 use rules::buyer::BuyerId;
 use rules::id::{OfferId, OrderId, SaleId};
 use rules::order::State;
-use rules::sale::{RegistrationKind, Sale, SaleAction, SaleState};
+use rules::sale::{RegistrationKind, Sale, SaleAction};
 use rules::time::UnixMs;
-use rules::wire::{Funnel, OfferStats, OrderView, QueueStats, Stats};
+use rules::wire::{Funnel, OfferStats, OrderView, Preheated, QueueStats, Stats};
 
 use crate::app::App;
 use crate::catalogue::{OfferCard, SaleCard, is_public};
 use crate::gate::{OfferGate, Outcome, Seed};
-use crate::ledger::{Block, Cancelled, Changed, Counters, LedgerError, LedgerResult, StockChanged};
+use crate::ledger::{
+    Block, Cancelled, Changed, Counters, KeyedAnswer, LedgerError, LedgerResult, StockChanged,
+};
 use crate::queue::Claim;
 use crate::telemetry::metrics::Step;
 
@@ -44,7 +46,7 @@ pub enum CancelAnswer {
 /// What became of a stock change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StockAnswer {
-    Done { stock: u32 },
+    Done { stock: u32, free: u32 },
     OtherChange,
     BelowLive { free: u32 },
     TooMuch,
@@ -160,6 +162,7 @@ impl App {
     ) -> LedgerResult<Changed<Sale>> {
         let app = Arc::clone(self);
         self.to_the_end(async move {
+            let _turn = app.operator_turn.lock().await;
             let changed = app.ledger.act_on_sale(id, action, app.clock.now()).await?;
             if let Changed::Done(sale) = &changed {
                 app.preheat(sale).await?;
@@ -169,15 +172,23 @@ impl App {
         .await
     }
 
-    /// Changes a sale; a published one changes for its buyers at once.
+    /// Keeps a new draft, and with it, in the same commit, the answer to the request that made it.
+    pub async fn create_sale(self: &Arc<Self>, sale: Sale, answer: Option<KeyedAnswer>) -> LedgerResult<()> {
+        let app = Arc::clone(self);
+        self.to_the_end(async move { app.ledger.create_sale(sale, answer, app.clock.now()).await }).await
+    }
+
+    /// Changes a sale; a published one changes for its buyers at once. `answer` is remembered in the same commit.
     pub async fn update_sale(
         self: &Arc<Self>,
         id: SaleId,
+        answer: Option<KeyedAnswer>,
         change: impl FnOnce(Sale) -> Changed<Sale> + Send + 'static,
     ) -> LedgerResult<Changed<Sale>> {
         let app = Arc::clone(self);
         self.to_the_end(async move {
-            let changed = app.ledger.update_sale(id, app.clock.now(), change).await?;
+            let _turn = app.operator_turn.lock().await;
+            let changed = app.ledger.update_sale(id, answer, app.clock.now(), change).await?;
             if let Changed::Done(sale) = &changed {
                 app.preheat(sale).await?;
             }
@@ -186,23 +197,52 @@ impl App {
         .await
     }
 
+    /// Throws a draft away.
+    pub async fn delete_sale(self: &Arc<Self>, id: SaleId) -> LedgerResult<Changed<()>> {
+        let app = Arc::clone(self);
+        self.to_the_end(async move {
+            let _turn = app.operator_turn.lock().await;
+            app.ledger.delete_sale(id).await
+        })
+        .await
+    }
+
+    /// Preheats a sale again and says what it did. Drafts have nothing to preheat.
+    pub async fn preheat_sale(self: &Arc<Self>, id: SaleId) -> LedgerResult<Changed<Preheated>> {
+        let app = Arc::clone(self);
+        self.to_the_end(async move {
+            let _turn = app.operator_turn.lock().await;
+            let Some(sale) = app.ledger.sale(id).await? else { return Ok(Changed::NotFound) };
+            if !is_public(sale.state) {
+                return Ok(Changed::WrongState);
+            }
+            let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+            let seeded = count(app.preheat(&sale).await?);
+            Ok(Changed::Done(Preheated { sale_id: id, offers: count(sale.offers.len()), seeded }))
+        })
+        .await
+    }
+
     /// Lets gate and catalogue know a sale as the ledger has it, and answers how many offers the gate did not know
     /// before. A gate that knows an offer keeps its units: again is harmless. Drafts stay unknown.
+    ///
+    /// When the gate knows all offers this cannot fail: a pause that is in the ledger also reaches the gate.
     pub async fn preheat(&self, sale: &Sale) -> LedgerResult<usize> {
         if !is_public(sale.state) {
             return Ok(0);
         }
-        let counters = self.ledger.counters(sale.id).await?;
+        let known = sale.offers.iter().all(|offer| self.gate.memory.offer(offer.id).is_some());
+        let counters = if known { Vec::new() } else { self.ledger.counters(sale.id).await? };
         let counters: HashMap<OfferId, Counters> =
             counters.into_iter().map(|counters| (counters.offer, counters)).collect();
         let mut gates = Vec::with_capacity(sale.offers.len());
         let mut fresh = 0;
         for offer in &sale.offers {
-            let Some(counters) = counters.get(&offer.id) else { continue };
             if let Some(known) = self.gate.memory.offer(offer.id) {
                 gates.push(known);
                 continue;
             }
+            let Some(counters) = counters.get(&offer.id) else { continue };
             fresh += 1;
             gates.push(self.seed_offer(sale, counters)?);
         }
@@ -224,15 +264,18 @@ impl App {
         seeded.ok_or_else(|| LedgerError::Unavailable("the gate knows too many offers".into()))
     }
 
-    /// Publishes what is due by its `publish_at`.
+    /// Publishes what is due by its `publish_at`. A sale that cannot be published now does not hold up the others.
     pub async fn publish_due(self: &Arc<Self>) -> LedgerResult<usize> {
-        let now = self.clock.now();
         let mut published = 0;
-        for sale in self.ledger.sales().await? {
-            let due = sale.state == SaleState::Draft && sale.publish_at.is_some_and(|at| at <= now);
-            if due && matches!(self.act_on_sale(sale.id, SaleAction::Publish).await?, Changed::Done(_)) {
-                tracing::info!(sale_id = %sale.id, "published as planned");
-                published += 1;
+        for id in self.ledger.due_sales(self.clock.now()).await? {
+            match self.act_on_sale(id, SaleAction::Publish).await {
+                Ok(Changed::Done(_)) => {
+                    tracing::info!(sale_id = %id, "published as planned");
+                    published += 1;
+                }
+                // Somebody was faster.
+                Ok(_) => {}
+                Err(error) => tracing::warn!(sale_id = %id, %error, "could not be published; trying again"),
             }
         }
         Ok(published)
@@ -250,11 +293,11 @@ impl App {
     ) -> LedgerResult<StockAnswer> {
         let app = Arc::clone(self);
         self.to_the_end(async move {
-            // One change at a time: the gate takes them in the order of the ledger.
-            let _turn = app.stock_turn.lock().await;
+            let _turn = app.operator_turn.lock().await;
             if let Some((first, stock)) = app.ledger.earlier_stock_change(offer, change_id.clone()).await? {
+                let free = app.gate.memory.offer(offer).map_or(stock, |gate| gate.free());
                 let same = first == change;
-                return Ok(if same { StockAnswer::Done { stock } } else { StockAnswer::OtherChange });
+                return Ok(if same { StockAnswer::Done { stock, free } } else { StockAnswer::OtherChange });
             }
             match (app.gate.memory.offer(offer), u32::try_from(change.unsigned_abs())) {
                 (_, Err(_)) => Ok(StockAnswer::TooMuch),
@@ -282,7 +325,7 @@ impl App {
             Err(LedgerError::Unknown(_)) => {}
             _ => self.gate.memory.take_back(gate, units),
         }
-        Ok(stock_answer(changed?, gate.free()))
+        Ok(stock_answer(changed?, Some(gate)))
     }
 
     async fn raise_stock(
@@ -297,42 +340,43 @@ impl App {
         if let (Some(gate), StockChanged::Done { change_no, before: false, .. }) = (&gate, changed) {
             self.gate.memory.raise(gate, units, change_no);
         }
-        Ok(stock_answer(changed, gate.map_or(0, |gate| gate.free())))
+        Ok(stock_answer(changed, gate.as_deref()))
     }
 
-    /// A sale's live numbers. Units in the queue are held: the gate has given them away, the ledger not yet.
-    pub async fn stats(&self, card: &SaleCard) -> LedgerResult<Stats> {
-        let counters = self.ledger.counters(card.sale.id).await?;
-        let offers = counters.iter().map(|counters| self.offer_stats(counters)).collect();
-        let count = |step| card.funnel.get(step);
-        Ok(Stats {
-            sale_id: card.sale.id,
-            state: card.sale.state,
-            phase: card.sale.phase(self.clock.now()),
-            offers,
-            funnel: Funnel {
-                passes: count(Step::Pass),
-                tries: count(Step::Try),
-                granted: count(Step::Granted),
-                sold_out: count(Step::SoldOut),
-                already_ordered: count(Step::AlreadyOrdered),
-                not_open: count(Step::NotOpen),
-                too_fast: count(Step::TooFast),
-                busy: count(Step::Busy),
+    /// A sale's live numbers; of a draft, too. `None` when there is no such sale.
+    ///
+    /// Gate, queue and ledger are read one after the other while buyers go on, in this order: a claim that the gate
+    /// had counted is then found in the queue or, recorded meanwhile, in the ledger. [`units`] makes one sum of it.
+    pub async fn stats(&self, id: SaleId) -> LedgerResult<Option<Stats>> {
+        let card = self.catalogue.sale(id);
+        let (sale, funnel) = match &card {
+            Some(card) => (card.sale.clone(), funnel(card)),
+            None => match self.ledger.sale(id).await? {
+                Some(draft) => (draft, Funnel::default()),
+                None => return Ok(None),
             },
+        };
+        let free: HashMap<OfferId, u32> = sale
+            .offers
+            .iter()
+            .filter_map(|offer| Some((offer.id, self.gate.memory.offer(offer.id)?.free())))
+            .collect();
+        let mut queued: HashMap<OfferId, u32> = HashMap::new();
+        self.gate.unrecorded.visit(|claim| *queued.entry(claim.offer).or_default() += claim.quantity);
+        let counters = self.ledger.counters(id).await?;
+        let of = |map: &HashMap<OfferId, u32>, offer| map.get(&offer).copied();
+        let offers = counters.iter().map(|counters| {
+            units(counters, of(&free, counters.offer), of(&queued, counters.offer).unwrap_or(0))
+        });
+        Ok(Some(Stats {
+            sale_id: id,
+            state: sale.state,
+            phase: sale.phase(self.clock.now()),
+            offers: offers.collect(),
+            funnel,
             queue: self.queue_stats(),
-            registrations: self.roster.registrations(card.sale.id),
-        })
-    }
-
-    fn offer_stats(&self, counters: &Counters) -> OfferStats {
-        let Counters { offer, stock, live_units, paid_units, .. } = *counters;
-        let free = self.gate.memory.offer(offer).map_or(stock - live_units.min(stock), |gate| gate.free());
-        // The gate counts first and the ledger follows: what neither has free nor live is in the queue.
-        let queued = stock.saturating_sub(free).saturating_sub(live_units);
-        let returning = live_units.saturating_add(queued).saturating_add(free).saturating_sub(stock);
-        let held = live_units.saturating_sub(paid_units).saturating_add(queued).saturating_sub(returning);
-        OfferStats { offer_id: offer, stock, free, held, sold: paid_units, returning: 0 }
+            registrations: self.roster.registrations(id),
+        }))
     }
 
     #[must_use]
@@ -342,8 +386,8 @@ impl App {
             return QueueStats { depth, lag_ms: 0 };
         }
         let now = self.clock.now();
-        let claims = self.gate.unrecorded.all();
-        let lag_ms = claims.iter().map(|claim| claim.claimed_at.ms_until(now)).max().unwrap_or(0);
+        let mut lag_ms = 0;
+        self.gate.unrecorded.visit(|claim| lag_ms = lag_ms.max(claim.claimed_at.ms_until(now)));
         QueueStats { depth, lag_ms }
     }
 
@@ -409,11 +453,47 @@ impl App {
     }
 }
 
-fn stock_answer(changed: StockChanged, free: u32) -> StockAnswer {
+fn funnel(card: &SaleCard) -> Funnel {
+    let count = |step| card.funnel.get(step);
+    Funnel {
+        passes: count(Step::Pass),
+        tries: count(Step::Try),
+        granted: count(Step::Granted),
+        sold_out: count(Step::SoldOut),
+        already_ordered: count(Step::AlreadyOrdered),
+        not_open: count(Step::NotOpen),
+        too_fast: count(Step::TooFast),
+        busy: count(Step::Busy),
+    }
+}
+
+/// One sum out of numbers of different instants: `free + held + sold + returning = stock`, none of them negative.
+///
+/// The ledger's own numbers are of one instant and `paid <= live <= stock` holds in them. The gate may only say how
+/// what is not live divides: its `free` is cut to that (orders recorded since are live already). Of the rest, what
+/// the queue holds is held; what nobody holds has left the ledger's orders and is on its way to the gate.
+fn units(counters: &Counters, free: Option<u32>, queued: u32) -> OfferStats {
+    let Counters { offer, stock, live_units, paid_units, .. } = *counters;
+    let not_live = stock.saturating_sub(live_units);
+    let free = free.unwrap_or(not_live).min(not_live);
+    let queued = queued.min(not_live - free);
+    OfferStats {
+        offer_id: offer,
+        stock,
+        free,
+        held: live_units - paid_units.min(live_units) + queued,
+        sold: paid_units.min(live_units),
+        returning: not_live - free - queued,
+    }
+}
+
+/// An offer that the gate does not know is in a draft: all its units are free.
+fn stock_answer(changed: StockChanged, gate: Option<&OfferGate>) -> StockAnswer {
+    let free = |unknown: u32| gate.map_or(unknown, OfferGate::free);
     match changed {
-        StockChanged::Done { stock, .. } => StockAnswer::Done { stock },
+        StockChanged::Done { stock, .. } => StockAnswer::Done { stock, free: free(stock) },
         StockChanged::OtherChange => StockAnswer::OtherChange,
-        StockChanged::BelowLive { .. } => StockAnswer::BelowLive { free },
+        StockChanged::BelowLive { .. } => StockAnswer::BelowLive { free: free(0) },
         StockChanged::TooMuch => StockAnswer::TooMuch,
         StockChanged::NotFound => StockAnswer::NotFound,
     }

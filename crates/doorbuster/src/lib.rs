@@ -24,6 +24,9 @@ pub mod desk;
 /// The composition root.
 pub mod app;
 
+/// Named points at which tests end the process.
+pub mod crash;
+
 /// The one clock.
 pub mod clock;
 

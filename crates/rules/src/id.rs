@@ -154,6 +154,13 @@ id! {
     OrderId
 }
 
+/// A new id for a sale or an offer: 48 bits of milliseconds, then `random`. Ids made later sort later.
+#[must_use]
+pub fn timed(at: UnixMs, random: u128) -> u128 {
+    let time = u128::from(at.0.max(0).unsigned_abs() & ((1 << 48) - 1));
+    (time << TIME_SHIFT) | (random & ((1 << TIME_SHIFT) - 1))
+}
+
 /// How many buyer buckets there are. Tables partition by them, so a look-up by order id hits one place.
 pub const BUYER_BUCKETS: u16 = 1 << 10;
 
@@ -216,6 +223,11 @@ mod tests {
         #[test]
         fn text_sorts_like_the_bits(a: u128, b: u128) {
             prop_assert_eq!(SaleId(a).to_string().cmp(&SaleId(b).to_string()), a.cmp(&b));
+        }
+
+        #[test]
+        fn ids_made_later_sort_later(at in 0_i64..(1 << 47), a: u128, b: u128) {
+            prop_assert!(timed(UnixMs(at), a) < timed(UnixMs(at + 1), b));
         }
 
         #[test]

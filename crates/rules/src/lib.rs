@@ -16,6 +16,9 @@ pub mod buyer;
 /// Sales, offers, windows, drafts.
 pub mod sale;
 
+/// What may be changed of a sale, and until when.
+pub mod edit;
+
 /// The signed right to try.
 pub mod pass;
 

@@ -149,20 +149,118 @@ pub struct RegistrationView {
 /// A sale as its operator sees it.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct OperatorSale {
-    #[serde(flatten)]
-    pub sale: SaleView,
+    pub id: SaleId,
+    pub title: String,
+    pub state: SaleState,
+    pub phase: Phase,
+    #[schema(value_type = String, format = DateTime)]
+    pub opens_at: UnixMs,
+    #[schema(value_type = String, format = DateTime)]
+    pub closes_at: UnixMs,
+    pub pay_within_s: u32,
+    pub challenge: ChallengeKind,
+    pub registration: RegistrationKind,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub registration_opens_at: Option<UnixMs>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub registration_closes_at: Option<UnixMs>,
     #[schema(value_type = Option<String>, format = DateTime)]
     pub publish_at: Option<UnixMs>,
     pub rehearsal: bool,
-    /// Stock by offer, in the order of `offers`.
-    pub stock: Vec<OfferStock>,
+    /// How many buyers signed up.
     pub registrations: u64,
+    pub offers: Vec<OperatorOffer>,
+}
+
+/// An offer as its operator sees it.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct OperatorOffer {
+    #[serde(flatten)]
+    pub offer: OfferView,
+    /// All units there are: free, held and sold.
+    pub stock: u32,
+}
+
+/// An order as an operator sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OperatorOrder {
+    #[serde(flatten)]
+    pub order: OrderView,
+    pub buyer: String,
+}
+
+/// What a preheat did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Preheated {
+    pub sale_id: SaleId,
+    /// Offers that were looked at.
+    pub offers: u64,
+    /// Those of them that the gate did not know before.
+    pub seeded: u64,
+}
+
+/// A change of an offer's stock, by a name of the operator's choice: the same name is the same change.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StockChange {
+    #[schema(example = 50)]
+    pub change: i64,
+    #[schema(min_length = 1, max_length = 100)]
+    pub change_id: String,
+}
+
+/// An offer's units after a stock change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StockView {
+    pub offer_id: OfferId,
+    pub stock: u32,
+    /// Units that nobody has now.
+    pub free: u32,
+}
+
+/// What an operator sends to block a buyer.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BlockRequest {
+    #[schema(value_type = String, format = DateTime)]
+    pub until: UnixMs,
+    #[schema(max_length = 1_000)]
+    pub note: Option<String>,
+}
+
+/// A blocked buyer.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct BlockView {
+    pub buyer: String,
+    #[schema(value_type = String, format = DateTime)]
+    pub until: UnixMs,
+    pub note: Option<String>,
+    pub strikes: u32,
+    pub strikes_limit: u32,
+}
+
+/// Who signed up for a sale, and when one can.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Registrations {
+    pub sale_id: SaleId,
+    pub registration: RegistrationKind,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub registration_opens_at: Option<UnixMs>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub registration_closes_at: Option<UnixMs>,
+    /// Whether a buyer may sign up now.
+    pub open: bool,
+    /// How many have.
+    pub count: u64,
+    pub items: Vec<RegisteredBuyer>,
+    pub next_cursor: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-pub struct OfferStock {
-    pub offer_id: OfferId,
-    pub stock: u32,
+pub struct RegisteredBuyer {
+    pub buyer: String,
+    #[schema(value_type = String, format = DateTime)]
+    pub registered_at: UnixMs,
 }
 
 /// A sale's live numbers.
@@ -177,7 +275,7 @@ pub struct Stats {
     pub registrations: u64,
 }
 
-/// `free + held + sold + returning = stock` when all is quiet.
+/// `free + held + sold + returning = stock`, always.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OfferStats {
     pub offer_id: OfferId,

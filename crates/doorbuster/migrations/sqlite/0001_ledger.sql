@@ -9,7 +9,8 @@ create table identity (
 );
 
 create table sales (
-    sale_no integer primary key,
+    -- Events name their sale and offer by number: a number must not come again when a draft is thrown away.
+    sale_no integer primary key autoincrement,
     sale_id blob not null,
     state text not null,
     title text not null,
@@ -28,8 +29,11 @@ create table sales (
     constraint sales_window_forward check (opens_at < closes_at)
 );
 
+-- Drafts that publish themselves; asked for every second.
+create index sales_due on sales (publish_at) where state = 'draft' and publish_at is not null;
+
 create table offers (
-    offer_no integer primary key,
+    offer_no integer primary key autoincrement,
     offer_id blob not null,
     sale_no integer not null references sales (sale_no) on delete cascade,
     position integer not null,

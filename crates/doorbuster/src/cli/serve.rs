@@ -61,6 +61,7 @@ impl Serve {
 }
 
 async fn serve(settings: Settings) -> anyhow::Result<Exit> {
+    doorbuster::crash::arm(std::env::var(doorbuster::crash::VARIABLE).ok().as_deref())?;
     let mut signals = Signals::listen()?;
     let data_dir = settings.data_dir.clone();
     let (listener, address) = bind("listen", &settings.listen)?;

@@ -33,7 +33,7 @@ pub enum ConfigError {
 const ENV_PREFIX: &str = "DOORBUSTER_";
 
 /// Variables of ours that are options of the command line and not settings.
-const ENV_OF_THE_COMMAND_LINE: &[&str] = &["DOORBUSTER_CONFIG", "DOORBUSTER_SERVER"];
+const ENV_OF_THE_COMMAND_LINE: &[&str] = &["DOORBUSTER_CONFIG", "DOORBUSTER_SERVER", crate::crash::VARIABLE];
 
 impl Settings {
     /// Reads the settings from `file`, `env` and `overrides` (`name=value`) and from nowhere else.

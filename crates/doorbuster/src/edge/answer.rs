@@ -95,7 +95,9 @@ pub fn order(status: StatusCode, order: &rules::wire::OrderView) -> Response<Bod
     response
 }
 
-fn bytes(status: StatusCode, content_type: HeaderValue, body: Bytes) -> Response<Body> {
+/// Bytes that must not be cached.
+#[must_use]
+pub fn bytes(status: StatusCode, content_type: HeaderValue, body: Bytes) -> Response<Body> {
     let mut response = Response::new(Either::Left(Full::new(body)));
     *response.status_mut() = status;
     let headers = response.headers_mut();

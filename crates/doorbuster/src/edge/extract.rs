@@ -80,9 +80,13 @@ pub async fn read_bytes(request: Request, app: &App) -> Result<bytes::Bytes, Ref
     if !body::is_json(request.headers()) {
         return Err(Refusal::new(Code::UnsupportedMediaType));
     }
-    let limits = &app.settings.limits;
-    let reading = axum::body::to_bytes(request.into_body(), limits.body_bytes);
-    let patience = std::time::Duration::from_secs(limits.body_timeout_s.into());
+    read_within(request.into_body(), app.settings.limits.body_bytes, app).await
+}
+
+/// The whole body, whatever it is, of at most `limit` bytes and within the limit of time.
+pub async fn read_within(body: axum::body::Body, limit: usize, app: &App) -> Result<bytes::Bytes, Refusal> {
+    let reading = axum::body::to_bytes(body, limit);
+    let patience = std::time::Duration::from_secs(app.settings.limits.body_timeout_s.into());
     match tokio::time::timeout(patience, reading).await {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(error)) if is_too_large(&error) => Err(Refusal::new(Code::TooLarge)),

@@ -13,6 +13,7 @@ use rules::wire::Code;
 use super::extract::has_admin_key;
 use super::refusal::{Answer, Refusal};
 use super::router::PeerAddress;
+use super::server::Audience;
 use crate::app::App;
 use crate::telemetry::metrics::CONTENT_TYPE as METRICS_CONTENT_TYPE;
 
@@ -42,10 +43,11 @@ async fn ready(State(app): State<Arc<App>>) -> Response {
 async fn metrics(
     State(app): State<Arc<App>>,
     Extension(PeerAddress(peer)): Extension<PeerAddress>,
+    Extension(audience): Extension<Audience>,
     headers: HeaderMap,
 ) -> Answer {
     let local = peer.is_loopback() && app.settings.limits.trusted_proxies.is_empty();
-    if !(local || has_admin_key(&headers, &app)) {
+    if !(audience == Audience::Operators || local || has_admin_key(&headers, &app)) {
         return Err(Refusal::new(Code::Unauthorized));
     }
     let overflowed = app.buyer_rate.overflowed().saturating_add(app.address_rate.overflowed());

@@ -68,6 +68,8 @@ pub fn build(app: &Arc<App>) -> Routers {
     };
     let (buyers, _) = buyer_routes().split_for_parts();
     let (operators, _) = operator_routes().split_for_parts();
+    let once = axum::middleware::from_fn_with_state(Arc::clone(app), operator::answer_once);
+    let operators = operators.route_layer(once);
     Routers {
         everybody: finish(buyers.clone().merge(operators.clone())),
         buyers: finish(buyers),
@@ -88,7 +90,7 @@ pub async fn route(
     request: Request<Incoming>,
 ) -> (RequestClass, Response<Body>) {
     let class = class_of(request.uri().path());
-    match admit(app, class, peer, request) {
+    match admit(app, class, audience, peer, request) {
         Ok((permit, request)) => {
             let router = match audience {
                 Audience::Everybody => routers.everybody.clone(),
@@ -111,6 +113,7 @@ pub async fn route(
 fn admit(
     app: &Arc<App>,
     class: RequestClass,
+    audience: Audience,
     peer: IpAddr,
     mut request: Request<Incoming>,
 ) -> Result<(Option<Permit>, Request<axum::body::Body>), Response<Body>> {
@@ -123,6 +126,7 @@ fn admit(
     let extensions = request.extensions_mut();
     extensions.insert(ClientAddress(client));
     extensions.insert(PeerAddress(peer));
+    extensions.insert(audience);
     extensions.insert(KnownBuyer(known));
     let permit = if waits(&request) {
         match app.in_flight.enter(Class::Waiter) {
@@ -194,5 +198,6 @@ fn waits<B>(request: &Request<B>) -> bool {
     let path = request.uri().path();
     let polls = path.starts_with("/api/v1/orders/")
         && request.uri().query().is_some_and(|query| query.contains("wait="));
-    request.method() == Method::GET && (polls || path == "/api/v1/events")
+    let watches = path.starts_with("/admin/v1/sales/") && path.ends_with("/stream");
+    request.method() == Method::GET && (polls || watches || path == "/api/v1/events")
 }

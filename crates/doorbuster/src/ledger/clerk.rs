@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{LedgerError, Record, Recorded, SqliteLedger};
 use crate::clock::Clock;
+use crate::crash;
 use crate::gate::MemoryGate;
 use crate::outbox::Hub;
 use crate::queue::{JournalHandle, Journaled, Unrecorded};
@@ -56,6 +57,7 @@ impl Clerk {
             if claims.recv_many(&mut batch, size).await == 0 {
                 return ClerkEnd::Done;
             }
+            crash::point("clerk.recording");
             let began = self.clock.instant();
             match self.record(&batch, &hurry).await {
                 Ok(Some(records)) => self.settle(&batch, &records),
@@ -110,6 +112,7 @@ impl Clerk {
     }
 
     fn settle(&self, batch: &[Journaled], records: &[Record]) {
+        crash::point("clerk.recorded");
         let now = self.clock.now();
         let last = batch.last().map_or(0, |journaled| journaled.seq);
         for (journaled, record) in batch.iter().zip(records) {

@@ -13,11 +13,11 @@ use rules::buyer::BuyerId;
 use rules::id::{OfferId, OrderId, SaleId};
 use rules::money::Money;
 use rules::order::{Reason, State, Status};
-use rules::sale::FieldError;
+use rules::sale::{FieldError, Sale};
 use rules::time::UnixMs;
 use rules::wire::OrderView;
 
-pub use sqlite::SqliteLedger;
+pub use sqlite::{Answer, SqliteLedger};
 
 /// Why the ledger could not do it. Refusals are not errors: they are answers of the verbs.
 #[derive(Debug, thiserror::Error)]
@@ -159,6 +159,21 @@ pub struct Counters {
     pub live_units: u32,
     pub paid_units: u32,
     pub change_no: u64,
+}
+
+/// The answer to a request that carried an Idempotency-Key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyedAnswer {
+    pub key: String,
+    pub answer: Answer,
+}
+
+/// A page of sales and where it goes on.
+#[derive(Clone, Debug)]
+pub struct SalePage {
+    pub sales: Vec<Sale>,
+    /// The number of the last sale, when there may be more.
+    pub next: Option<u64>,
 }
 
 /// A page of orders and where it goes on.

@@ -20,6 +20,7 @@ use super::claim::{self, Claim};
 use super::sqlite::{self, CommitFailure, Sharing};
 use super::unrecorded::Unrecorded;
 use crate::clock::Clock;
+use crate::crash;
 use crate::gate::{Grant, MemoryGate, Outcome, Permit};
 use crate::telemetry::metrics::{Metrics, f64_of};
 
@@ -292,6 +293,7 @@ impl Writer {
         if let Some(cursor) = prune_to {
             drop_up_to(&transaction, cursor).map_err(nothing)?;
         }
+        crash::point("journal.appending");
         transaction.commit().map_err(|error| match sqlite::classify_commit(&error) {
             CommitFailure::NothingHappened => NothingHappened(error.into()),
             CommitFailure::Unknown => AppendError::Unknown(error.into()),
@@ -301,11 +303,13 @@ impl Writer {
         if let Some(cursor) = prune_to {
             self.pruned = cursor;
             self.commits_since_prune = 0;
+            crash::point("journal.pruned");
         }
         Ok(first_seq)
     }
 
     fn hand_over(&self, batch: &mut Vec<Waiting>, first_seq: u64) {
+        crash::point("journal.committed");
         for (seq, Waiting { grant, claim, answer }) in (first_seq..).zip(batch.drain(..)) {
             self.parts.gate.commit(&grant);
             let journaled = Journaled { seq, claim, permit: grant.permit };
@@ -314,6 +318,7 @@ impl Writer {
                 tracing::debug!(seq, "the clerk has gone home; the claim waits in the journal");
             }
             let _ = answer.send(Outcome::Committed);
+            crash::point("journal.telling");
         }
     }
 
@@ -346,6 +351,7 @@ impl Writer {
             Ok(()) => {
                 self.pruned = recorded;
                 self.commits_since_prune = 0;
+                crash::point("journal.pruned");
             }
             Err(error) if sqlite::classify_commit(&error) == CommitFailure::Unknown => {
                 self.fail(error.into())

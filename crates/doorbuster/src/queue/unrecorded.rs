@@ -44,13 +44,11 @@ impl Unrecorded {
         }
     }
 
-    /// All claims that wait, in no order.
-    #[must_use]
-    pub fn all(&self) -> Vec<Arc<Claim>> {
-        self.shards
-            .iter()
-            .flat_map(|shard| shard.lock().values().map(Arc::clone).collect::<Vec<_>>())
-            .collect()
+    /// Visits every claim in here; short work only, a shard is locked meanwhile.
+    pub fn visit(&self, mut visit: impl FnMut(&Claim)) {
+        for shard in &self.shards {
+            shard.lock().values().for_each(|claim| visit(claim));
+        }
     }
 
     fn shard(&self, order: OrderId) -> Option<&Shard> {

@@ -25,7 +25,7 @@ struct Books {
 async fn sqlite(stock: u32) -> Books {
     let folder = tempfile::tempdir().unwrap();
     let ledger = SqliteLedger::open(&folder.path().join("ledger.db"), None, [7; 16]).unwrap();
-    ledger.create_sale(sale(stock), NOW).await.unwrap();
+    ledger.create_sale(sale(stock), None, NOW).await.unwrap();
     ledger.act_on_sale(SALE, SaleAction::Publish, NOW).await.unwrap();
     Books { ledger, _folder: folder }
 }

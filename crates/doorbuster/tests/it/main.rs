@@ -26,5 +26,14 @@ mod interleavings;
 /// The contract of every ledger.
 mod ledger_contract;
 
+/// Killed processes.
+mod crash;
+
+/// The whole engine on a disk that breaks.
+mod power_cut;
+
 /// A sale from draft to recorded order.
 mod purchase;
+
+/// Sales and offers, by their operator.
+mod operator_sales;

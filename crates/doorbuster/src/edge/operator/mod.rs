@@ -1,46 +1,146 @@
-//! What operators call. Never open without the admin key.
+//! What operators call. Never open without the admin key: every handler takes [`Operator`] before anything else.
+//! One file per thing they call about; what they share is here.
+
+mod actions;
+
+mod blocks;
+
+mod offers;
+
+mod orders;
+
+mod refusals;
+
+mod registrations;
+
+mod repeat;
+
+mod sales;
+
+mod stats;
+
+mod stock;
 
 use std::sync::Arc;
 
-use axum::extract::State;
-use http::StatusCode;
-use rules::id::{OfferId, SaleId};
-use rules::sale::{SaleAction, SaleDraft};
-use rules::wire::{Code, Stats};
+use axum::extract::{FromRequest, Request};
+use rules::sale::FieldError;
+use rules::wire::{Code, Problem};
+use serde::de::DeserializeOwned;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::{Modify, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::answer::Extra;
+use super::body;
+use super::extract::{Operator, parse_json, parse_named, read_within};
+use super::refusal::Refusal;
 use crate::app::App;
-use crate::catalogue::sale_view;
-use crate::edge::extract::{IdPath, JsonBody, Operator};
-use crate::edge::refusal::{Answer, Refusal, json};
 use crate::ledger::Changed;
 
-/// The operators' routes with their documentation.
-pub fn routes() -> OpenApiRouter<Arc<App>> {
-    OpenApiRouter::new().routes(routes!(create)).routes(routes!(publish)).routes(routes!(stats))
-}
+pub use repeat::{KeysUnderWay, answer_once};
 
-#[utoipa::path(post, path = "/admin/v1/sales", tag = "operator", request_body = SaleDraft, responses((status = 201)))]
-async fn create(_: Operator, State(app): State<Arc<App>>, JsonBody(draft): JsonBody<SaleDraft>) -> Answer {
-    let id = || (u128::from(app.clock.now().0.unsigned_abs()) << 80) | (rand::random::<u128>() >> 48);
-    let sale = draft.into_sale(SaleId(id()), || OfferId(id()))?;
-    app.ledger.create_sale(sale.clone(), app.clock.now()).await?;
-    let phase = sale.phase(app.clock.now());
-    Ok(json(StatusCode::CREATED, &sale_view(&sale, phase)))
-}
+/// Longest body of an operator's request, in bytes: a sale of 1,000 offers with long descriptions fits.
+const OPERATOR_BODY_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 
-#[utoipa::path(post, path = "/admin/v1/sales/{sale}/publish", tag = "operator", responses((status = 200)))]
-async fn publish(_: Operator, State(app): State<Arc<App>>, IdPath(sale): IdPath<SaleId>) -> Answer {
-    match app.act_on_sale(sale, SaleAction::Publish).await? {
-        Changed::Done(sale) => Ok(json(StatusCode::OK, &sale_view(&sale, sale.phase(app.clock.now())))),
-        Changed::NotFound => Err(Refusal::new(Code::NotFound)),
-        _ => Err(Refusal::new(Code::WrongState)),
+/// Entries of a list when the operator does not say, and at most.
+const PAGE_DEFAULT: u32 = 50;
+const PAGE_MAX: u32 = 200;
+
+#[derive(OpenApi)]
+#[openapi(
+    components(schemas(Problem)),
+    tags((name = "operator", description = "The shop's side. Needs the admin key.")),
+    modifiers(&AdminKey)
+)]
+struct Document;
+
+struct AdminKey;
+
+impl Modify for AdminKey {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let scheme =
+            HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some("`admin_key`")).build();
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme("admin_key", SecurityScheme::Http(scheme));
     }
 }
 
-#[utoipa::path(get, path = "/admin/v1/sales/{sale}/stats", tag = "operator", responses((status = 200, body = Stats)))]
-async fn stats(_: Operator, State(app): State<Arc<App>>, IdPath(sale): IdPath<SaleId>) -> Answer {
-    let card = app.catalogue.sale(sale).ok_or_else(|| Refusal::new(Code::NotFound))?;
-    Ok(json(StatusCode::OK, &app.stats(&card).await?))
+/// The operators' routes with their documentation.
+pub fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(sales::create, sales::list))
+        .routes(routes!(sales::get, sales::change, sales::delete))
+        .routes(routes!(offers::add, offers::list))
+        .routes(routes!(offers::get, offers::change, offers::remove))
+        .routes(routes!(actions::publish))
+        .routes(routes!(actions::pause))
+        .routes(routes!(actions::resume))
+        .routes(routes!(actions::end))
+        .routes(routes!(actions::preheat_sale))
+        .routes(routes!(actions::preheat_offer))
+        .routes(routes!(stock::change))
+        .routes(routes!(stats::stats))
+        .routes(routes!(stats::stream))
+        .routes(routes!(registrations::list))
+        .routes(routes!(orders::search))
+        .routes(routes!(orders::export))
+        .routes(routes!(orders::get))
+        .routes(routes!(blocks::list))
+        .routes(routes!(blocks::get, blocks::put, blocks::lift))
+}
+
+/// A JSON body of an operator: as [`super::extract::JsonBody`], with room for a large sale.
+#[derive(Clone, Debug)]
+struct OperatorBody<T>(T);
+
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for OperatorBody<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Refusal> {
+        if !body::is_json(request.headers()) {
+            return Err(Refusal::new(Code::UnsupportedMediaType));
+        }
+        let bytes = read_within(request.into_body(), OPERATOR_BODY_BYTES_MAX, app).await?;
+        parse_json(&bytes).map(Self)
+    }
+}
+
+/// What a change answers, or why it was refused.
+fn done<T>(changed: Changed<T>) -> Result<T, Refusal> {
+    match changed {
+        Changed::Done(value) => Ok(value),
+        Changed::NotFound => Err(Refusal::new(Code::NotFound)),
+        Changed::WrongState => Err(Refusal::new(Code::WrongState)),
+        Changed::NotEditable(error) => Err(not_editable(error)),
+        Changed::Invalid(error) => Err(error.into()),
+    }
+}
+
+fn not_editable(error: FieldError) -> Refusal {
+    let detail = Some(error.to_string());
+    Refusal::with(Code::NotEditable, Extra { detail, field: Some(error.field), ..Extra::default() })
+}
+
+/// `?limit=`: how many entries a page has.
+fn page_limit(limit: Option<&str>) -> Result<u32, Refusal> {
+    let Some(limit) = told(limit) else { return Ok(PAGE_DEFAULT) };
+    let limit: u32 = parse_named("limit", limit)?;
+    if (1..=PAGE_MAX).contains(&limit) {
+        Ok(limit)
+    } else {
+        Err(Refusal::field("limit", format_args!("must lie between 1 and {PAGE_MAX}")))
+    }
+}
+
+/// `?cursor=` of a list whose entries are numbered.
+fn number_cursor(cursor: Option<&str>) -> Result<Option<u64>, Refusal> {
+    let number = |text: &str| text.parse().map_err(|_| Refusal::field("cursor", "is none of ours"));
+    told(cursor).map(number).transpose()
+}
+
+/// A parameter that is there but empty says nothing.
+fn told(parameter: Option<&str>) -> Option<&str> {
+    parameter.filter(|text| !text.is_empty())
 }

@@ -3,10 +3,10 @@
 use rules::buyer::BuyerId;
 use rules::id::SaleId;
 use rules::time::UnixMs;
-use rusqlite::{OptionalExtension as _, Row, params};
+use rusqlite::{OptionalExtension as _, Row, Transaction, params};
 
 use super::{Lane, SqliteLedger, column};
-use crate::ledger::{Block, LedgerResult};
+use crate::ledger::{Block, KeyedAnswer, LedgerResult};
 
 /// How long an answer to an Idempotency-Key is kept, in milliseconds: a day.
 const ANSWERS_KEPT_MS: i64 = 86_400_000;
@@ -105,6 +105,58 @@ impl SqliteLedger {
         .await
     }
 
+    /// A buyer's block, if it is still in force.
+    pub async fn block_of(&self, buyer: BuyerId, now: UnixMs) -> LedgerResult<Option<Block>> {
+        self.read(move |connection| {
+            let found = connection
+                .prepare_cached(
+                    "select buyer, until_at, note from blocks where buyer = ?1 and until_at > ?2",
+                )?
+                .query_row(params![buyer.as_str(), now.0], read_block)
+                .optional()?;
+            Ok(found)
+        })
+        .await
+    }
+
+    /// Blocks in force by buyer, those after `after`; and whether there are more.
+    pub async fn block_page(
+        &self,
+        now: UnixMs,
+        after: Option<String>,
+        limit: u32,
+    ) -> LedgerResult<(Vec<Block>, bool)> {
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "select buyer, until_at, note from blocks
+                 where until_at > ?1 and buyer > ?2 order by buyer limit ?3",
+            )?;
+            let values = params![now.0, after.unwrap_or_default(), i64::from(limit) + 1];
+            let rows = statement.query_map(values, read_block)?;
+            Ok(page(rows.collect::<Result<_, _>>()?, limit))
+        })
+        .await
+    }
+
+    /// Who signed up for a sale and when, by buyer, those after `after`; and whether there are more.
+    pub async fn registration_page(
+        &self,
+        sale: SaleId,
+        after: Option<String>,
+        limit: u32,
+    ) -> LedgerResult<(Vec<(String, UnixMs)>, bool)> {
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "select buyer, registered_at from registrations join sales using (sale_no)
+                 where sale_id = ?1 and buyer > ?2 order by buyer limit ?3",
+            )?;
+            let values = params![sale.to_bytes(), after.unwrap_or_default(), i64::from(limit) + 1];
+            let rows = statement.query_map(values, |row| Ok((row.get(0)?, column::time(row, 1)?)))?;
+            Ok(page(rows.collect::<Result<_, _>>()?, limit))
+        })
+        .await
+    }
+
     /// The answer given to this Idempotency-Key before, if any.
     pub async fn answer(&self, key: String) -> LedgerResult<Option<Answer>> {
         self.read(move |connection| {
@@ -122,18 +174,29 @@ impl SqliteLedger {
     }
 
     /// Remembers an answer for a day. The first one stays.
-    pub async fn remember_answer(&self, key: String, answer: Answer, now: UnixMs) -> LedgerResult<()> {
-        self.transact(Lane::Settle, move |transaction| {
-            transaction.execute("delete from answers where answered_at < ?1", [now.0 - ANSWERS_KEPT_MS])?;
-            transaction.execute(
-                "insert into answers (idempotency_key, request_digest, status, body, answered_at)
-                 values (?1, ?2, ?3, ?4, ?5) on conflict do nothing",
-                params![key, answer.request_digest, answer.status, answer.body, now.0],
-            )?;
-            Ok(())
-        })
-        .await
+    pub async fn remember_answer(&self, answer: KeyedAnswer, now: UnixMs) -> LedgerResult<()> {
+        self.transact(Lane::Settle, move |transaction| remember(transaction, &answer, now)).await
     }
+}
+
+/// See [`SqliteLedger::remember_answer`]; here as a part of the change that it answers.
+pub(super) fn remember(transaction: &Transaction<'_>, keyed: &KeyedAnswer, now: UnixMs) -> LedgerResult<()> {
+    let KeyedAnswer { key, answer } = keyed;
+    transaction.execute("delete from answers where answered_at < ?1", [now.0 - ANSWERS_KEPT_MS])?;
+    transaction.execute(
+        "insert into answers (idempotency_key, request_digest, status, body, answered_at)
+         values (?1, ?2, ?3, ?4, ?5) on conflict do nothing",
+        params![key, answer.request_digest, answer.status, answer.body, now.0],
+    )?;
+    Ok(())
+}
+
+/// One entry more than the limit was asked for: it tells whether there are more.
+fn page<T>(mut entries: Vec<T>, limit: u32) -> (Vec<T>, bool) {
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let more = entries.len() > limit;
+    entries.truncate(limit);
+    (entries, more)
 }
 
 fn read_block(row: &Row<'_>) -> rusqlite::Result<Block> {

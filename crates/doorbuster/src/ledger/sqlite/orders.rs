@@ -13,6 +13,7 @@ use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params, params_from_iter};
 
 use super::{Lane, SqliteLedger, column, signed};
+use crate::crash;
 use crate::ledger::{Cancelled, LedgerError, LedgerResult, Order, OrderPage, OrderSearch, Record, Recorded};
 use crate::queue::Claim;
 
@@ -181,6 +182,7 @@ fn record(
     }
     let last = batch.iter().map(|(seq, _)| *seq).max().unwrap_or(0);
     transaction.prepare_cached("update identity set cursor = max(cursor, ?1)")?.execute([signed(last)])?;
+    crash::point("ledger.committing");
     Ok(records)
 }
 

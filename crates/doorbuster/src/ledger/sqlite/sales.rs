@@ -6,8 +6,9 @@ use rules::sale::{ChallengeKind, Offer, RegistrationKind, STOCK_MAX, Sale, SaleA
 use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
+use super::buyers::remember;
 use super::{Lane, SqliteLedger, column, signed};
-use crate::ledger::{Changed, Counters, LedgerResult, StockChanged};
+use crate::ledger::{Changed, Counters, KeyedAnswer, LedgerResult, SalePage, StockChanged};
 
 const SALE_COLUMNS: &str = "sale_no, sale_id, state, title, opens_at, closes_at, pay_within_s, challenge,
     registration, registration_opens_at, registration_closes_at, publish_at, rehearsal";
@@ -21,20 +22,29 @@ pub struct OfferRow {
 }
 
 impl SqliteLedger {
-    /// Keeps a new draft. The sale's id makes a retry a conflict, not a second sale.
-    pub async fn create_sale(&self, sale: Sale, now: UnixMs) -> LedgerResult<()> {
+    /// Keeps a new draft, and the answer to the request that asked for it: a crash leaves both or neither, so that
+    /// a repeat of that request never makes a second sale.
+    pub async fn create_sale(
+        &self,
+        sale: Sale,
+        answer: Option<KeyedAnswer>,
+        now: UnixMs,
+    ) -> LedgerResult<()> {
         self.transact(Lane::Settle, move |transaction| {
             insert_sale(transaction, &sale, now)?;
-            note(transaction, "sale.created", sale.id, now)
+            note(transaction, "sale.created", sale.id, now)?;
+            answer.map_or(Ok(()), |answer| remember(transaction, &answer, now))
         })
         .await
     }
 
     /// Changes a sale as a whole: `change` sees the sale as it is and answers what it becomes, or why not.
-    /// Stock is not changed here; see [`SqliteLedger::change_stock`].
+    /// The stock of a published offer is not changed here; see [`SqliteLedger::change_stock`]. If it is done, `answer`
+    /// is remembered with it.
     pub async fn update_sale(
         &self,
         id: SaleId,
+        answer: Option<KeyedAnswer>,
         now: UnixMs,
         change: impl FnOnce(Sale) -> Changed<Sale> + Send + 'static,
     ) -> LedgerResult<Changed<Sale>> {
@@ -44,6 +54,7 @@ impl SqliteLedger {
             if let Changed::Done(after) = &changed {
                 write_sale(transaction, &before, after)?;
                 note(transaction, "sale.changed", id, now)?;
+                answer.map_or(Ok(()), |answer| remember(transaction, &answer, now))?;
             }
             Ok(changed)
         })
@@ -111,6 +122,40 @@ impl SqliteLedger {
                 sales.push(sale);
             }
             Ok(sales)
+        })
+        .await
+    }
+
+    /// Sales, newest first; only those in `state`, if one is given, and only those before the sale number `before`.
+    pub async fn sale_page(
+        &self,
+        state: Option<SaleState>,
+        before: Option<u64>,
+        limit: u32,
+    ) -> LedgerResult<SalePage> {
+        self.read(move |connection| Ok(read_sale_page(connection, state, before, limit)?)).await
+    }
+
+    /// The sale that an offer belongs to.
+    pub async fn sale_of(&self, offer: OfferId) -> LedgerResult<Option<SaleId>> {
+        self.read(move |connection| {
+            let found = connection
+                .prepare_cached("select sale_id from offers join sales using (sale_no) where offer_id = ?1")?
+                .query_row([offer.to_bytes()], |row| column::id(row, 0).map(SaleId))
+                .optional()?;
+            Ok(found)
+        })
+        .await
+    }
+
+    /// Drafts whose `publish_at` has come.
+    pub async fn due_sales(&self, now: UnixMs) -> LedgerResult<Vec<SaleId>> {
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "select sale_id from sales where state = 'draft' and publish_at <= ?1 order by publish_at",
+            )?;
+            let rows = statement.query_map([now.0], |row| column::id(row, 0).map(SaleId))?;
+            Ok(rows.collect::<Result<_, _>>()?)
         })
         .await
     }
@@ -255,12 +300,12 @@ fn insert_sale(transaction: &Transaction<'_>, sale: &Sale, now: UnixMs) -> Ledge
     )?;
     let sale_no = transaction.last_insert_rowid();
     for (position, offer) in sale.offers.iter().enumerate() {
-        insert_offer(transaction, sale_no, position, offer)?;
+        put_offer(transaction, sale_no, position, offer)?;
     }
     Ok(())
 }
 
-fn insert_offer(
+fn put_offer(
     transaction: &Transaction<'_>,
     sale_no: i64,
     position: usize,
@@ -270,7 +315,9 @@ fn insert_offer(
         .prepare_cached(
             "insert into offers (offer_id, sale_no, position, name, description, image, list_amount, price_amount,
                  currency, stock, max_per_order)
-             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+             on conflict (offer_id) do update set position = ?3, name = ?4, description = ?5, image = ?6,
+                 list_amount = ?7, price_amount = ?8, currency = ?9, stock = ?10, max_per_order = ?11",
         )?
         .execute(params![
             offer.id.to_bytes(),
@@ -288,7 +335,8 @@ fn insert_offer(
     Ok(())
 }
 
-/// Writes what changed. Offers of a draft are written anew; those of a published sale keep rows, stock and counters.
+/// Writes what changed. A draft's offers may come, go and change altogether; an offer that stays keeps its row, and
+/// with it the stock changes that must not be made twice. Offers of a published sale keep stock and counters.
 fn write_sale(transaction: &Transaction<'_>, before: &Sale, after: &Sale) -> LedgerResult<()> {
     transaction.execute(
         "update sales set title = ?2, opens_at = ?3, closes_at = ?4, pay_within_s = ?5, challenge = ?6,
@@ -313,9 +361,11 @@ fn write_sale(transaction: &Transaction<'_>, before: &Sale, after: &Sale) -> Led
         let id = after.id.to_bytes();
         let sale_no =
             transaction.query_row("select sale_no from sales where sale_id = ?1", [id], |row| row.get(0))?;
-        transaction.execute("delete from offers where sale_no = ?1", [sale_no])?;
+        for offer in before.offers.iter().filter(|gone| after.offers.iter().all(|kept| kept.id != gone.id)) {
+            transaction.execute("delete from offers where offer_id = ?1", [offer.id.to_bytes()])?;
+        }
         for (position, offer) in after.offers.iter().enumerate() {
-            insert_offer(transaction, sale_no, position, offer)?;
+            put_offer(transaction, sale_no, position, offer)?;
         }
         return Ok(());
     }
@@ -341,6 +391,31 @@ fn read_sale(connection: &Connection, id: SaleId) -> rusqlite::Result<Option<Sal
     let Some((sale_no, mut sale)) = found else { return Ok(None) };
     sale.offers = read_offers(connection, sale_no)?;
     Ok(Some(sale))
+}
+
+fn read_sale_page(
+    connection: &Connection,
+    state: Option<SaleState>,
+    before: Option<u64>,
+    limit: u32,
+) -> rusqlite::Result<SalePage> {
+    let sql = format!(
+        "select {SALE_COLUMNS} from sales where (?1 is null or state = ?1) and (?2 is null or sale_no < ?2)
+         order by sale_no desc limit ?3"
+    );
+    let mut statement = connection.prepare_cached(&sql)?;
+    let values = params![state.map(SaleState::as_str), before.map(signed), i64::from(limit) + 1];
+    let rows = statement.query_map(values, read_sale_row)?;
+    let mut numbered: Vec<(i64, Sale)> = rows.collect::<Result<_, _>>()?;
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let more = numbered.len() > limit;
+    numbered.truncate(limit);
+    for (sale_no, sale) in &mut numbered {
+        sale.offers = read_offers(connection, *sale_no)?;
+    }
+    let last = numbered.last().and_then(|(sale_no, _)| u64::try_from(*sale_no).ok());
+    let sales = numbered.into_iter().map(|(_, sale)| sale).collect();
+    Ok(SalePage { sales, next: last.filter(|_| more) })
 }
 
 fn read_sale_row(row: &Row<'_>) -> rusqlite::Result<(i64, Sale)> {

@@ -1,0 +1,59 @@
+//! Named points at which the process can be told to die, so that tests can ask what survives exactly there.
+//!
+//! `DOORBUSTER_CRASH_AT=journal.committed:3` ends the process, without any clean-up, the third time it comes by
+//! `journal.committed`. Without that variable a point costs one load.
+
+use std::io::Write as _;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The variable that arms a point.
+pub const VARIABLE: &str = "DOORBUSTER_CRASH_AT";
+
+/// Every point there is, in the order of the funnel.
+pub const POINTS: [&str; 9] = [
+    "journal.appending",
+    "journal.committed",
+    "journal.telling",
+    "journal.pruned",
+    "clerk.recording",
+    "ledger.committing",
+    "clerk.recorded",
+    "desk.cancelled",
+    "desk.stock_changed",
+];
+
+struct Armed {
+    point: String,
+    left: AtomicU64,
+}
+
+static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
+
+/// Arms a point from the variable's text, once, at start. What is no point is refused.
+pub fn arm(text: Option<&str>) -> anyhow::Result<()> {
+    let armed = match text {
+        None => None,
+        Some(text) => {
+            let (point, times) = text.split_once(':').unwrap_or((text, "1"));
+            anyhow::ensure!(POINTS.contains(&point), "{VARIABLE}: there is no crash point {point}");
+            let left = AtomicU64::new(times.parse()?);
+            Some(Armed { point: point.to_owned(), left })
+        }
+    };
+    // A second start in one process keeps the first word.
+    let _ = ARMED.set(armed);
+    Ok(())
+}
+
+/// Ends the process here if it was told to.
+#[inline]
+pub fn point(name: &'static str) {
+    if let Some(Some(armed)) = ARMED.get()
+        && armed.point == name
+        && armed.left.fetch_sub(1, Ordering::AcqRel) == 1
+    {
+        let _ = writeln!(std::io::stderr(), "crash point {name} reached");
+        std::process::abort();
+    }
+}

@@ -1,0 +1,188 @@
+//! Orders of all buyers: search, look, export. Read only, from the ledger: what is still queued is not in it yet.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::IntoResponse as _;
+use bytes::Bytes;
+use futures_util::stream;
+use http::StatusCode;
+use http::header::{CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_TYPE};
+use rules::buyer::BuyerId;
+use rules::id::OrderId;
+use rules::order::{Reason, State as OrderState};
+use rules::time::UnixMs;
+use rules::wire::{Code, OperatorOrder, Page};
+use serde::Deserialize;
+
+use super::refusals::{OfList, OfLook};
+use super::{Operator, number_cursor, page_limit, told};
+use crate::app::App;
+use crate::edge::extract::{IdPath, QueryOf, parse_named};
+use crate::edge::refusal::{Answer, Refusal, json};
+use crate::ledger::{Order, OrderSearch};
+
+/// Orders read, written and sent at a time: what an export keeps in memory.
+const EXPORT_PAGE: u32 = 1_000;
+
+const EXPORT_HEADER: [&str; 15] = [
+    "id",
+    "sale_id",
+    "offer_id",
+    "buyer",
+    "quantity",
+    "price",
+    "total",
+    "currency",
+    "state",
+    "reason",
+    "seq",
+    "created_at",
+    "pay_by",
+    "paid_at",
+    "closed_at",
+];
+
+/// What to look for; everything that is given must match.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct OrderQuery {
+    sale: Option<String>,
+    offer: Option<String>,
+    buyer: Option<String>,
+    state: Option<String>,
+    /// An order id.
+    order: Option<String>,
+    /// 1 to 200, 50 when not given. An export has no limit.
+    limit: Option<String>,
+    cursor: Option<String>,
+}
+
+impl OrderQuery {
+    fn search(&self) -> Result<OrderSearch, Refusal> {
+        let state = |text: &str| {
+            OrderState::parse(text).ok_or_else(|| Refusal::field("state", "is not a state of an order"))
+        };
+        let buyer = |text: &str| BuyerId::parse(text).map_err(|error| Refusal::field("buyer", error));
+        Ok(OrderSearch {
+            sale: told(self.sale.as_deref()).map(|text| parse_named("sale", text)).transpose()?,
+            offer: told(self.offer.as_deref()).map(|text| parse_named("offer", text)).transpose()?,
+            order: told(self.order.as_deref()).map(|text| parse_named("order", text)).transpose()?,
+            buyer: told(self.buyer.as_deref()).map(buyer).transpose()?,
+            state: told(self.state.as_deref()).map(state).transpose()?,
+            before: number_cursor(self.cursor.as_deref())?,
+            limit: page_limit(self.limit.as_deref())?,
+        })
+    }
+}
+
+/// Orders that match, newest first.
+#[utoipa::path(
+    get, path = "/admin/v1/orders", tag = "operator", params(OrderQuery),
+    responses((status = 200, body = Page<OperatorOrder>), OfList), security(("admin_key" = []))
+)]
+pub async fn search(_: Operator, State(app): State<Arc<App>>, QueryOf(query): QueryOf<OrderQuery>) -> Answer {
+    let page = app.ledger.search_orders(query.search()?).await?;
+    let items: Vec<_> = page.orders.iter().map(operator_order).collect();
+    Ok(json(StatusCode::OK, &Page { items, next_cursor: page.next.map(|next| next.to_string()) }))
+}
+
+/// One order, whoever owns it.
+#[utoipa::path(
+    get, path = "/admin/v1/orders/{order}", tag = "operator", params(("order" = OrderId, Path)),
+    responses((status = 200, body = OperatorOrder), OfLook), security(("admin_key" = []))
+)]
+pub async fn get(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<OrderId>) -> Answer {
+    let order = app.ledger.order(id).await?.ok_or_else(|| Refusal::new(Code::NotFound))?;
+    Ok(json(StatusCode::OK, &operator_order(&order)))
+}
+
+fn operator_order(order: &Order) -> OperatorOrder {
+    OperatorOrder { order: order.view(), buyer: order.buyer.as_str().to_owned() }
+}
+
+/// All orders that match, newest first, as a table for a spreadsheet. Amounts are in minor units.
+#[utoipa::path(
+    get, path = "/admin/v1/orders/export.csv", tag = "operator", params(OrderQuery),
+    responses((status = 200, body = String, content_type = "text/csv"), OfList),
+    security(("admin_key" = []))
+)]
+pub async fn export(_: Operator, State(app): State<Arc<App>>, QueryOf(query): QueryOf<OrderQuery>) -> Answer {
+    let search = OrderSearch { limit: EXPORT_PAGE, ..query.search()? };
+    let headers = [
+        (CONTENT_TYPE, "text/csv; charset=utf-8; header=present"),
+        (CONTENT_DISPOSITION, "attachment; filename=\"orders.csv\""),
+        (CACHE_CONTROL, "no-store"),
+    ];
+    Ok((headers, Body::from_stream(pages(app, search))).into_response())
+}
+
+/// Where an export stands.
+enum Export {
+    Header,
+    From(Option<u64>),
+    Done,
+}
+
+/// The file page by page: the next one is read when the last one was taken. A failure cuts the answer off, which the
+/// client notices; a file that only looks complete would be worse.
+fn pages(app: Arc<App>, search: OrderSearch) -> impl stream::Stream<Item = anyhow::Result<Bytes>> {
+    let first = search.before;
+    stream::try_unfold(Export::Header, move |at| {
+        let (app, search) = (Arc::clone(&app), search.clone());
+        async move {
+            match at {
+                Export::Header => Ok(Some((header()?, Export::From(first)))),
+                Export::From(before) => {
+                    let page = app.ledger.search_orders(OrderSearch { before, ..search }).await?;
+                    let next = page.next.map_or(Export::Done, |next| Export::From(Some(next)));
+                    Ok(Some((rows(&page.orders)?, next)))
+                }
+                Export::Done => Ok(None),
+            }
+        }
+    })
+}
+
+fn header() -> anyhow::Result<Bytes> {
+    let mut table = csv::Writer::from_writer(Vec::new());
+    table.write_record(EXPORT_HEADER)?;
+    Ok(table.into_inner()?.into())
+}
+
+fn rows(orders: &[Order]) -> anyhow::Result<Bytes> {
+    let mut table = csv::Writer::from_writer(Vec::new());
+    for order in orders {
+        table.write_record(row(order).map(harmless))?;
+    }
+    Ok(table.into_inner()?.into())
+}
+
+fn row(order: &Order) -> [String; EXPORT_HEADER.len()] {
+    let time = |at: Option<UnixMs>| at.map(|at| at.to_string()).unwrap_or_default();
+    let view = order.view();
+    [
+        view.id.to_string(),
+        view.sale_id.to_string(),
+        view.offer_id.to_string(),
+        order.buyer.as_str().to_owned(),
+        view.quantity.to_string(),
+        view.price.amount.to_string(),
+        view.total.amount.to_string(),
+        view.price.currency.to_string(),
+        view.state.as_str().to_owned(),
+        view.reason.map(Reason::as_str).unwrap_or_default().to_owned(),
+        view.seq.to_string(),
+        view.created_at.to_string(),
+        time(view.pay_by),
+        time(view.paid_at),
+        time(view.closed_at),
+    ]
+}
+
+/// Buyers choose their names; no cell may begin like a formula that a spreadsheet would run.
+fn harmless(cell: String) -> String {
+    if cell.starts_with(['=', '+', '-', '@']) { format!("'{cell}") } else { cell }
+}

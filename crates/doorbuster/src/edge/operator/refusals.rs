@@ -1,0 +1,59 @@
+//! Which refusals an operator's call may answer with, for the OpenAPI document. Only the document knows these types.
+
+use std::collections::BTreeMap;
+
+use rules::wire::Code;
+use utoipa::IntoResponses;
+use utoipa::openapi::{ContentBuilder, Ref, RefOr, Response, ResponseBuilder};
+
+macro_rules! refusals {
+    ($($(#[$doc:meta])* $name:ident = $($code:ident)*;)*) => {$(
+        $(#[$doc])*
+        pub struct $name;
+
+        impl IntoResponses for $name {
+            fn responses() -> BTreeMap<String, RefOr<Response>> {
+                documented(&[Code::Unauthorized, $(Code::$code,)* Code::Internal, Code::Busy])
+            }
+        }
+    )*};
+}
+
+refusals! {
+    /// Lists and searches.
+    OfList = InvalidRequest;
+    /// Looking at one thing.
+    OfLook = NotFound;
+    /// Looking at a page of one thing.
+    OfPage = NotFound InvalidRequest;
+    /// Throwing a thing away.
+    OfDelete = NotFound WrongState InvalidRequest;
+    /// Ending a thing that has no state.
+    OfLift = NotFound;
+    /// Actions without a body.
+    OfAction = NotFound WrongState KeyReused NotYet InvalidRequest;
+    /// Making something.
+    OfCreate = Malformed KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
+    /// Making something inside a sale.
+    OfAdd = Malformed NotFound WrongState KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
+    /// Changing something.
+    OfChange = Malformed NotFound NotEditable TooLarge UnsupportedMediaType InvalidRequest;
+    /// Changing stock.
+    OfStock = Malformed NotFound StockBelowLive KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
+    /// Putting something in its place.
+    OfPut = Malformed TooLarge UnsupportedMediaType InvalidRequest;
+}
+
+/// One response per status; its description names the codes.
+fn documented(codes: &[Code]) -> BTreeMap<String, RefOr<Response>> {
+    let mut texts: BTreeMap<u16, Vec<String>> = BTreeMap::new();
+    for code in codes {
+        texts.entry(code.status()).or_default().push(format!("`{}`: {}", code.as_str(), code.title()));
+    }
+    let response = |text: Vec<String>| {
+        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
+        let response = ResponseBuilder::new().description(text.join(" "));
+        RefOr::T(response.content("application/problem+json", content).build())
+    };
+    texts.into_iter().map(|(status, text)| (status.to_string(), response(text))).collect()
+}
