@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 use rules::id::{OfferId, SaleId};
 use rules::sale::{Offer, Phase, Sale, SaleState};
@@ -32,6 +32,8 @@ pub struct SaleCard {
     pub sale: Sale,
     /// How many came how far, since this process started.
     pub funnel: Arc<Counts<Step>>,
+    /// What is left, as the last one who counted found it.
+    pub availability: Live,
     rendered: [OnceLock<Rendered>; 3],
 }
 
@@ -54,9 +56,65 @@ impl Rendered {
     pub fn of(value: &impl serde::Serialize) -> Self {
         // These types have no map keys that are not text: writing them cannot fail.
         let json = serde_json::to_vec(value).unwrap_or_default();
-        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &json);
-        let tag = digest.as_ref().first_chunk().map_or(0, |head| u64::from_be_bytes(*head));
-        Self { json: json.into(), etag: format!("\"{tag:016x}\"") }
+        let etag = etag_of(&json);
+        Self { json: json.into(), etag }
+    }
+}
+
+/// A tag that changes when the bytes do.
+#[must_use]
+pub fn etag_of(bytes: &[u8]) -> String {
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes);
+    let tag = digest.as_ref().first_chunk().map_or(0, |head| u64::from_be_bytes(*head));
+    format!("\"{tag:016x}\"")
+}
+
+/// How long live numbers are good, in milliseconds.
+const LIVE_FOR_MS: u64 = 1_000;
+
+/// Live numbers as bytes: counted by one, at most once per second, for all who ask.
+#[derive(Debug, Default)]
+pub struct Live {
+    latest: ArcSwapOption<Counted>,
+    turn: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    at: UnixMs,
+    phase: Phase,
+    rendered: Rendered,
+}
+
+impl Live {
+    /// The latest count, or a new one when that is too old. While one counts, the others are told the latest; when
+    /// counting fails, the latest stands for another second.
+    pub async fn get<E>(
+        &self,
+        now: UnixMs,
+        phase: Phase,
+        count: impl Future<Output = Result<Rendered, E>>,
+    ) -> Result<Rendered, E> {
+        let fresh = |counted: &Counted| counted.phase == phase && counted.at.ms_until(now) < LIVE_FOR_MS;
+        let latest = self.latest.load_full();
+        if let Some(counted) = latest.as_ref().filter(|counted| fresh(counted)) {
+            return Ok(counted.rendered.clone());
+        }
+        let _turn = match (self.turn.try_lock(), &latest) {
+            (Ok(turn), _) => turn,
+            (Err(_), Some(counted)) if counted.phase == phase => return Ok(counted.rendered.clone()),
+            (Err(_), _) => self.turn.lock().await,
+        };
+        if let Some(counted) = self.latest.load_full().filter(|counted| fresh(counted)) {
+            return Ok(counted.rendered.clone());
+        }
+        let rendered = match (count.await, latest) {
+            (Ok(rendered), _) => rendered,
+            (Err(_), Some(counted)) if counted.phase == phase => counted.rendered.clone(),
+            (Err(error), _) => return Err(error),
+        };
+        self.latest.store(Some(Arc::new(Counted { at: now, phase, rendered: rendered.clone() })));
+        Ok(rendered)
     }
 }
 
@@ -72,7 +130,12 @@ impl Catalogue {
             let mut after = Snapshot::clone(before);
             let funnel =
                 before.sales.get(&sale.id).map_or_else(Arc::default, |card| Arc::clone(&card.funnel));
-            let card = Arc::new(SaleCard { sale: sale.clone(), funnel, rendered: Default::default() });
+            let card = Arc::new(SaleCard {
+                sale: sale.clone(),
+                funnel,
+                availability: Live::default(),
+                rendered: Default::default(),
+            });
             for (offer, gate) in sale.offers.iter().zip(gates) {
                 let offer_card =
                     OfferCard { offer: offer.clone(), sale: Arc::clone(&card), gate: Arc::clone(gate) };

@@ -158,7 +158,8 @@ fn parse<'a>(head: &[u8; HEAD_BYTES], buyer: &'a [u8]) -> Option<Pass<'a>> {
 }
 
 /// The buyer's bucket: not keyed, because it must outlive every rotation of the keys.
-fn bucket_of(buyer: &str) -> u16 {
+#[must_use]
+pub fn bucket_of(buyer: &str) -> u16 {
     let hash = digest::digest(&digest::SHA256, buyer.as_bytes());
     hash.as_ref().first_chunk().map_or(0, |head| u16::from_be_bytes(*head)) % BUYER_BUCKETS
 }

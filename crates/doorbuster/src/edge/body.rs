@@ -7,7 +7,7 @@ use futures_util::FutureExt as _;
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
+use hyper::body::Body;
 use rules::wire::Code;
 
 use crate::config::LimitsSettings;
@@ -42,7 +42,7 @@ pub fn is_json(headers: &HeaderMap) -> bool {
 
 /// The whole JSON body. A body that is already there costs no timer.
 pub async fn read(
-    mut body: Incoming,
+    mut body: impl Body<Data = Bytes> + Unpin,
     headers: &HeaderMap,
     limits: &LimitsSettings,
 ) -> Result<Bytes, ReadError> {
@@ -61,7 +61,7 @@ pub async fn read(
     tokio::time::timeout(patience, first).await.unwrap_or(Err(ReadError::Incomplete))
 }
 
-async fn collect(body: &mut Incoming, limit: usize) -> Result<Bytes, ReadError> {
+async fn collect(body: &mut (impl Body<Data = Bytes> + Unpin), limit: usize) -> Result<Bytes, ReadError> {
     let mut whole = Bytes::new();
     let mut parts = BytesMut::new();
     while let Some(frame) = body.frame().await {

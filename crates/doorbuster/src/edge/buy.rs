@@ -54,7 +54,7 @@ pub async fn buy(
     offer: &str,
     headers: &HeaderMap,
     peer: std::net::IpAddr,
-    body: hyper::body::Incoming,
+    body: impl hyper::body::Body<Data = bytes::Bytes> + Unpin,
 ) -> Response<Body> {
     let bytes = match body::read(body, headers, &app.settings.limits).await {
         Ok(bytes) => bytes,

@@ -39,6 +39,9 @@ pub mod body;
 /// Answers as bytes.
 pub mod answer;
 
+/// Answers that may be kept.
+pub mod cached;
+
 /// The edge's one error type.
 pub mod refusal;
 

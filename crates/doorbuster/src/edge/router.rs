@@ -199,5 +199,5 @@ fn waits<B>(request: &Request<B>) -> bool {
     let polls = path.starts_with("/api/v1/orders/")
         && request.uri().query().is_some_and(|query| query.contains("wait="));
     let watches = path.starts_with("/admin/v1/sales/") && path.ends_with("/stream");
-    request.method() == Method::GET && (polls || watches || path == "/api/v1/events")
+    request.method() == Method::GET && (polls || watches || path == buyer::EVENTS_PATH)
 }

@@ -26,6 +26,7 @@ use tokio_util::task::TaskTracker;
 
 use super::answer::{self, Body};
 use super::buy;
+use super::buyer::EVENTS_PATH;
 use super::limits::Class;
 use super::router::{self, Routers};
 use crate::app::App;
@@ -285,7 +286,14 @@ fn look_around(shared: &Shared, watched: &mut Watched, now_ms: u64) {
     });
 }
 
+/// A connection's slot for those who go on with it after its task has ended (a WebSocket): while they keep it, the
+/// connection counts as open and the drain waits for them.
+#[derive(Clone, Debug)]
+#[expect(dead_code, reason = "kept for its drop")]
+pub struct OpenConnection(Arc<Slot>);
+
 /// Returns the connection's slot, however its task ends.
+#[derive(Debug)]
 struct Slot(Arc<Shared>);
 
 impl Drop for Slot {
@@ -306,11 +314,14 @@ fn serve_socket(
     let mut http = hyper::server::conn::http1::Builder::new();
     http.max_buf_size(limits.header_bytes.max(8_192)).pipeline_flush(true).half_close(false);
     let io = TokioIo::new(WatchedStream { stream, watch: Arc::clone(&watch) });
-    let slot = Slot(Arc::clone(shared));
+    let slot = Arc::new(Slot(Arc::clone(shared)));
     let (peer, audience) = (socket.peer.ip(), socket.audience);
-    let service_shared = Arc::clone(shared);
-    let service = service_fn(move |request| {
+    let (service_shared, service_slot) = (Arc::clone(shared), Arc::clone(&slot));
+    let service = service_fn(move |mut request: Request<Incoming>| {
         let (shared, watch) = (Arc::clone(&service_shared), Arc::clone(&watch));
+        if request.uri().path() == EVENTS_PATH {
+            request.extensions_mut().insert(OpenConnection(Arc::clone(&service_slot)));
+        }
         async move { Ok::<_, Infallible>(dispatch(&shared, request, peer, audience, watch).await) }
     });
     let connection = http.serve_connection(io, service).with_upgrades();

@@ -23,6 +23,8 @@ type Shards<K, V> = Box<[Mutex<HashMap<K, Vec<V>>>]>;
 pub struct Hub {
     listeners: Shards<BuyerId, (u64, mpsc::Sender<Arc<OrderView>>)>,
     watchers: Shards<OrderId, (u64, oneshot::Sender<Arc<OrderView>>)>,
+    /// Open sockets of all buyers.
+    listening: AtomicUsize,
     /// Listeners and watchers together: while it is zero, nobody needs to be looked for.
     present: AtomicUsize,
     next_id: AtomicUsize,
@@ -34,6 +36,7 @@ impl Default for Hub {
         Self {
             listeners: shards(),
             watchers: shards(),
+            listening: AtomicUsize::new(0),
             present: AtomicUsize::new(0),
             next_id: AtomicUsize::new(0),
             hasher: std::hash::RandomState::new(),
@@ -45,10 +48,42 @@ fn shards<K, V>() -> Shards<K, V> {
     std::iter::repeat_with(Mutex::default).take(SHARDS).collect()
 }
 
+/// How many sockets there may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Most {
+    pub in_all: usize,
+    pub per_buyer: usize,
+}
+
+/// Which limit was full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TooMany {
+    InAll,
+    OfBuyer,
+}
+
+/// One of the places for sockets. Dropping it gives it back.
+#[derive(Debug)]
+struct Place(Arc<Hub>);
+
+impl Place {
+    fn take(hub: &Arc<Hub>, most: usize) -> Option<Self> {
+        let more = |listening: usize| (listening < most).then_some(listening + 1);
+        hub.listening.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(Self(Arc::clone(hub)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.listening.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// One socket's ear. Dropping it takes it out of the hub.
 #[derive(Debug)]
 pub struct Listener {
-    hub: Arc<Hub>,
+    place: Place,
     buyer: BuyerId,
     id: u64,
     changes: mpsc::Receiver<Arc<OrderView>>,
@@ -64,19 +99,19 @@ pub struct Watcher {
 }
 
 impl Hub {
-    /// Listens to all changes of a buyer's orders; `None` when the buyer has `per_buyer` listeners already.
-    #[must_use]
-    pub fn listen(self: &Arc<Self>, buyer: &BuyerId, per_buyer: usize) -> Option<Listener> {
+    /// Listens to all changes of a buyer's orders, within the limits.
+    pub fn listen(self: &Arc<Self>, buyer: &BuyerId, most: Most) -> Result<Listener, TooMany> {
+        let place = Place::take(self, most.in_all).ok_or(TooMany::InAll)?;
         let (send, changes) = mpsc::channel(LISTENER_QUEUE);
         let id = self.fresh_id();
-        let mut shard = self.listener_shard(buyer)?.lock();
-        let ears = shard.entry(buyer.clone()).or_default();
-        if ears.len() >= per_buyer {
-            return None;
+        let mut shard = self.listener_shard(buyer).ok_or(TooMany::InAll)?.lock();
+        let ears = shard.get(buyer).map_or(0, Vec::len);
+        if ears >= most.per_buyer {
+            return Err(TooMany::OfBuyer);
         }
-        ears.push((id, send));
+        shard.entry(buyer.clone()).or_default().push((id, send));
         self.present.fetch_add(1, Ordering::AcqRel);
-        Some(Listener { hub: Arc::clone(self), buyer: buyer.clone(), id, changes })
+        Ok(Listener { place, buyer: buyer.clone(), id, changes })
     }
 
     /// Waits for the next change of one order. Subscribe first, then look at the order: no change falls in between.
@@ -158,8 +193,9 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some(shard) = self.hub.listener_shard(&self.buyer) {
-            leave(&self.hub, shard, &self.buyer, self.id);
+        let hub = &self.place.0;
+        if let Some(shard) = hub.listener_shard(&self.buyer) {
+            leave(hub, shard, &self.buyer, self.id);
         }
     }
 }
@@ -207,6 +243,8 @@ mod tests {
         })
     }
 
+    const MOST: Most = Most { in_all: 6, per_buyer: 5 };
+
     fn buyer(name: &str) -> BuyerId {
         BuyerId::parse(name).unwrap()
     }
@@ -215,7 +253,7 @@ mod tests {
     async fn a_change_reaches_its_buyer_and_nobody_else() {
         let hub = Arc::new(Hub::default());
         let (mut ann, mut bob) =
-            (hub.listen(&buyer("ann"), 5).unwrap(), hub.listen(&buyer("bob"), 5).unwrap());
+            (hub.listen(&buyer("ann"), MOST).unwrap(), hub.listen(&buyer("bob"), MOST).unwrap());
         let mut watcher = hub.watch(OrderId(1));
         hub.publish(&buyer("ann"), &order(1));
         assert_eq!(ann.next().await.unwrap().id, OrderId(1));
@@ -227,8 +265,8 @@ mod tests {
     #[tokio::test]
     async fn who_leaves_leaves_nothing_behind() {
         let hub = Arc::new(Hub::default());
-        let ears: Vec<_> = (0..5).map(|_| hub.listen(&buyer("ann"), 5).unwrap()).collect();
-        assert!(hub.listen(&buyer("ann"), 5).is_none());
+        let ears: Vec<_> = (0..5).map(|_| hub.listen(&buyer("ann"), MOST).unwrap()).collect();
+        assert_eq!(hub.listen(&buyer("ann"), MOST).unwrap_err(), TooMany::OfBuyer);
         drop((ears, hub.watch(OrderId(1))));
         assert_eq!(hub.present.load(Ordering::Acquire), 0);
         assert!(hub.listeners.iter().all(|shard| shard.lock().is_empty()));
@@ -236,9 +274,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn there_are_only_so_many_places_and_they_come_back() {
+        let hub = Arc::new(Hub::default());
+        let most = Most { in_all: 2, per_buyer: 5 };
+        let ears = [hub.listen(&buyer("ann"), most).unwrap(), hub.listen(&buyer("bob"), most).unwrap()];
+        assert_eq!(hub.listen(&buyer("eve"), most).unwrap_err(), TooMany::InAll);
+        drop(ears);
+        assert!(hub.listen(&buyer("eve"), most).is_ok());
+        assert_eq!(hub.listening.load(Ordering::Acquire), 0);
+    }
+
+    #[tokio::test]
     async fn a_listener_that_is_too_slow_is_cut_off() {
         let hub = Arc::new(Hub::default());
-        let mut slow = hub.listen(&buyer("ann"), 5).unwrap();
+        let mut slow = hub.listen(&buyer("ann"), MOST).unwrap();
         for id in 0..=LISTENER_QUEUE {
             hub.publish(&buyer("ann"), &order(u128::try_from(id).unwrap()));
         }

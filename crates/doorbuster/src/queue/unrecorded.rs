@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rules::buyer::BuyerId;
 use rules::id::OrderId;
+use rules::pass::bucket_of;
 
 use super::claim::Claim;
 
@@ -49,6 +51,21 @@ impl Unrecorded {
         for shard in &self.shards {
             shard.lock().values().for_each(|claim| visit(claim));
         }
+    }
+
+    /// The claims of one buyer, newest first. Ids carry their buyer's bucket, so the others are passed over without
+    /// looking at them.
+    #[must_use]
+    pub fn of(&self, buyer: &BuyerId) -> Vec<Arc<Claim>> {
+        let bucket = bucket_of(buyer.as_str());
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let near = shard.iter().filter(|(order, _)| order.bucket() == bucket).map(|(_, claim)| claim);
+            found.extend(near.filter(|claim| claim.buyer == *buyer).map(Arc::clone));
+        }
+        found.sort_unstable_by_key(|claim| std::cmp::Reverse(claim.order));
+        found
     }
 
     fn shard(&self, order: OrderId) -> Option<&Shard> {

@@ -8,8 +8,12 @@ use doorbuster::app::{App, Server};
 use doorbuster::clock::Clock;
 use doorbuster::config::Settings;
 use doorbuster::edge::auth::sign_demo_token;
+use doorbuster::ledger::Changed;
 use rules::buyer::BuyerId;
+use rules::id::{OfferId, SaleId};
 use rules::pass::{Pass, PassKeys};
+use rules::sale::{SaleAction, SaleDraft};
+use rules::time::UnixMs;
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -111,6 +115,33 @@ impl TestApp {
         TestSale { id, offers }
     }
 
+    /// The same without the operator's calls.
+    pub async fn publish_directly(&self, draft: Value) -> TestSale {
+        let draft: SaleDraft = serde_json::from_value(draft).unwrap();
+        // Ids begin with their time, so that the newest sale sorts last.
+        let fresh = || (u128::from(now_ms()) << 80) | (rand::random::<u128>() >> 48);
+        let sale = draft.into_sale(SaleId(fresh()), || OfferId(fresh())).unwrap();
+        let (id, offers) = (sale.id, sale.offers.iter().map(|offer| offer.id.to_string()).collect());
+        self.app.ledger.create_sale(sale, None, self.app.clock.now()).await.unwrap();
+        let sale = TestSale { id: id.to_string(), offers };
+        self.act(&sale, SaleAction::Publish).await;
+        sale
+    }
+
+    /// Publishes, pauses, resumes or ends.
+    pub async fn act(&self, sale: &TestSale, action: SaleAction) {
+        let changed = self.app.act_on_sale(sale.id.parse().unwrap(), action).await.unwrap();
+        assert!(matches!(changed, Changed::Done(_)), "{action:?}: {changed:?}");
+    }
+
+    /// Sends what no well-behaved client would; answers status, headers and the JSON of the body.
+    pub async fn send(&self, request: reqwest::RequestBuilder) -> (u16, reqwest::header::HeaderMap, Value) {
+        let response = request.send().await.unwrap();
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let text = response.text().await.unwrap();
+        (status, headers, serde_json::from_str(&text).unwrap_or(Value::Null))
+    }
+
     /// A sale that is open now, with one offer of so many units.
     pub async fn open_sale(&self, stock: u32) -> TestSale {
         self.publish(draft(stock)).await
@@ -136,6 +167,24 @@ impl TestApp {
 impl Drop for TestApp {
     fn drop(&mut self) {
         self.shutdown.cancel();
+    }
+}
+
+/// A server whose clock stands still until it is advanced, and the clock.
+pub async fn with_manual_clock(overrides: &[&str]) -> (TestApp, Clock) {
+    let clock = Clock::manual(UnixMs(i64::try_from(now_ms()).unwrap()));
+    (TestApp::on(tempfile::tempdir().unwrap(), clock.clone(), overrides).await, clock)
+}
+
+fn now_ms() -> u64 {
+    u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap()
+}
+
+/// That this is a problem document with this code.
+pub fn assert_code(problem: &Value, code: &str) {
+    assert_eq!(problem["code"], code, "{problem}");
+    for field in ["type", "title", "status", "detail"] {
+        assert!(!problem[field].is_null(), "{field} is missing: {problem}");
     }
 }
 

@@ -37,3 +37,18 @@ mod purchase;
 
 /// Sales and offers, by their operator.
 mod operator_sales;
+
+/// What buyers read without buying: sales, what is left, their own standing, the documentation.
+mod buyer_catalogue;
+
+/// Challenges and passes.
+mod buyer_pass;
+
+/// The try, with good and bad passes and bodies.
+mod buyer_try;
+
+/// Orders after the try: reading, waiting, listing, cancelling.
+mod buyer_orders;
+
+/// WebSocket and event streams.
+mod push;

@@ -73,6 +73,36 @@ impl SqliteLedger {
         .await
     }
 
+    /// What a buyer signed up for, newest first.
+    pub async fn registrations_of(&self, buyer: BuyerId, limit: u32) -> LedgerResult<Vec<(SaleId, UnixMs)>> {
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "select sale_id, registered_at from registrations join sales using (sale_no)
+                 where buyer = ?1 order by registered_at desc, sale_no desc limit ?2",
+            )?;
+            let rows = statement.query_map(params![buyer.as_str(), limit], |row| {
+                Ok((SaleId(column::id(row, 0)?), column::time(row, 1)?))
+            })?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
+    /// Since when a buyer is signed up for a sale.
+    pub async fn registration(&self, sale: SaleId, buyer: BuyerId) -> LedgerResult<Option<UnixMs>> {
+        self.read(move |connection| {
+            let since = connection
+                .prepare_cached(
+                    "select registered_at from registrations join sales using (sale_no)
+                     where sale_id = ?1 and buyer = ?2",
+                )?
+                .query_row(params![sale.to_bytes(), buyer.as_str()], |row| column::time(row, 0))
+                .optional()?;
+            Ok(since)
+        })
+        .await
+    }
+
     /// Blocks a buyer until a time; an earlier block is replaced.
     pub async fn block(&self, block: Block, now: UnixMs) -> LedgerResult<()> {
         self.transact(Lane::Settle, move |transaction| {

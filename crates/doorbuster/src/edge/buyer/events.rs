@@ -1,0 +1,441 @@
+//! `GET /api/v1/events`: changes of the buyer's orders as they happen, over a WebSocket or as server-sent events. A
+//! push is a hint: whoever misses one reads the order.
+
+use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::ws::{CloseFrame, Message, WebSocket};
+use axum::extract::{FromRequestParts as _, Request, State, WebSocketUpgrade};
+use axum::response::IntoResponse as _;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use futures_util::stream;
+use http::header::{ACCEPT, HOST, HeaderName, HeaderValue, ORIGIN, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+use http::request::Parts;
+use http::uri::{Authority, Uri};
+use http::{Extensions, HeaderMap};
+use prometheus_client::metrics::gauge::Gauge;
+use rules::buyer::BuyerId;
+use rules::id::OrderId;
+use rules::wire::{Code, OrderView};
+use serde::{Deserialize, Serialize};
+
+use super::orders::queued_orders;
+use crate::app::App;
+use crate::edge::extract::KnownBuyer;
+use crate::edge::openapi::problems;
+use crate::edge::refusal::{Answer, Refusal};
+use crate::edge::router::WaiterPermit;
+use crate::edge::server::OpenConnection;
+use crate::ledger::LedgerError;
+use crate::outbox::hub::{Listener, Most, TooMany};
+use crate::telemetry::metrics::{PushOutcome, Shed};
+
+/// How long a socket may be open before it says who it is.
+const AUTH_WITHIN: Duration = Duration::from_secs(5);
+
+/// How often a socket is asked whether anybody is there, and a stream told that we are.
+const PING_EVERY: Duration = Duration::from_secs(20);
+
+/// How long one message may take to be read.
+const SEND_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long we wait for the other side's goodbye.
+const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
+
+/// The largest frame a buyer may send, in bytes.
+const FRAME_BYTES_MAX: usize = 4 * 1024;
+
+/// Bytes per socket for what comes in; the library's own 128 KiB would be 6 GiB for 50,000 sockets.
+const READ_BUFFER_BYTES: usize = 4 * 1024;
+
+/// Bytes that may wait to be sent: more than one message, so that a goodbye still fits.
+const WRITE_BUFFER_BYTES_MAX: usize = 64 * 1024;
+
+/// Frames a buyer may send between two pings. There is nothing to say but one token and pongs.
+const FRAMES_PER_PING_MAX: u32 = 100;
+
+/// Most live orders that are told at the beginning.
+const SNAPSHOT_ORDERS_MAX: u32 = 200;
+
+const PROTOCOL: &str = "doorbuster.v1";
+
+/// Where a browser, which cannot set headers, puts its token.
+const TOKEN_PROTOCOL: &str = "bearer.";
+
+/// Proxies must not gather events.
+const UNBUFFERED: (HeaderName, HeaderValue) =
+    (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+
+problems! {
+    Refusals = Malformed Unauthorized ForeignOrigin TooFast Internal Busy;
+}
+
+/// A WebSocket, or server-sent events for clients that accept `text/event-stream`.
+///
+/// WebSocket: within 5 s send `{"type":"auth","token":"…"}`, or ask for the subprotocols `doorbuster.v1, bearer.<JWT>`.
+/// The server says `{"type":"ready"}`, then the buyer's live orders, then every change, each as
+/// `{"type":"order","event_id":"…","order":{…}}`. It closes with 4401 (not authorised), 4408 (no auth in time), 4429
+/// (too many) or 1001 (going away). Server-sent events: `event: order`, `id:` the event id, `data:` the order; the
+/// token is in the `Authorization` header.
+#[utoipa::path(
+    get, path = "/api/v1/events", tag = "buyer", security((), ("buyer_token" = [])),
+    responses(
+        (status = 101, description = "A WebSocket."),
+        (status = 200, description = "Server-sent events.", body = String, content_type = "text/event-stream"),
+        Refusals,
+    )
+)]
+pub async fn events(State(app): State<Arc<App>>, request: Request) -> Answer {
+    let (mut parts, _) = request.into_parts();
+    if is_foreign(&parts.headers) {
+        return Err(Refusal::new(Code::ForeignOrigin));
+    }
+    let seat = Seat::take(&app, &parts.extensions);
+    if !parts.headers.contains_key(UPGRADE) && accepts_events(&parts.headers) {
+        return open_stream(app, seat, &parts).await;
+    }
+    let upgrade = WebSocketUpgrade::from_request_parts(&mut parts, &app)
+        .await
+        .map_err(|_| Refusal::detail(Code::Malformed, "Ask for a WebSocket, or accept text/event-stream."))?;
+    let told = who_says_so(&app, &parts);
+    let upgrade = upgrade
+        .protocols([PROTOCOL])
+        .read_buffer_size(READ_BUFFER_BYTES)
+        .write_buffer_size(0)
+        .max_write_buffer_size(WRITE_BUFFER_BYTES_MAX)
+        .max_message_size(FRAME_BYTES_MAX)
+        .max_frame_size(FRAME_BYTES_MAX);
+    Ok(upgrade.on_upgrade(move |socket| serve(app, seat, told, socket)))
+}
+
+/// Browsers say which page asks. Pages of other hosts may not use our buyers' sockets; programs say nothing.
+fn is_foreign(headers: &HeaderMap) -> bool {
+    let Some(origin) = headers.get(ORIGIN) else { return false };
+    let origin = origin.to_str().ok().and_then(|text| text.parse::<Uri>().ok());
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
+    let (Some(origin), Some(host)) = (origin, host) else { return true };
+    let default_port = match origin.scheme_str() {
+        Some("http") => 80,
+        Some("https") => 443,
+        _ => return true,
+    };
+    let place = |name: &str, port: Option<u16>| (name.to_ascii_lowercase(), port.unwrap_or(default_port));
+    origin.host().is_none_or(|name| place(name, origin.port_u16()) != place(host.host(), host.port_u16()))
+}
+
+fn accepts_events(headers: &HeaderMap) -> bool {
+    let lines = headers.get_all(ACCEPT).iter().filter_map(|line| line.to_str().ok());
+    let mut kinds = lines.flat_map(|line| line.split(',')).filter_map(|kind| kind.split(';').next());
+    kinds.any(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"))
+}
+
+/// What a socket takes up for as long as it is open.
+struct Seat {
+    _permit: WaiterPermit,
+    _connection: Option<OpenConnection>,
+    open: Gauge,
+}
+
+impl Seat {
+    /// `None` when too many wait already.
+    fn take(app: &App, extensions: &Extensions) -> Option<Self> {
+        let permit = extensions.get::<WaiterPermit>()?.clone();
+        let connection = extensions.get::<OpenConnection>().cloned();
+        let open = app.metrics.sockets_open.clone();
+        open.inc();
+        Some(Self { _permit: permit, _connection: connection, open })
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.open.dec();
+    }
+}
+
+/// What a buyer is told: the live orders first, then every change that came after them.
+struct Feed {
+    listener: Listener,
+    snapshot: VecDeque<Arc<OrderView>>,
+    /// The `seq` of the snapshot's orders: what is not newer has been told.
+    told: HashMap<OrderId, u32>,
+}
+
+enum NoFeed {
+    TooMany(TooMany),
+    Ledger(LedgerError),
+}
+
+impl Feed {
+    /// Listens before it looks: a change in between is told twice at most, never missed.
+    async fn open(app: &App, buyer: &BuyerId) -> Result<Self, NoFeed> {
+        let limits = &app.settings.limits;
+        let most = Most { in_all: limits.sockets, per_buyer: limits.sockets_per_buyer };
+        let listener = app.hub.listen(buyer, most).map_err(|too_many| {
+            app.metrics.shed.inc(Shed::Sockets);
+            NoFeed::TooMany(too_many)
+        })?;
+        let mut snapshot = queued_orders(app, buyer).await.map_err(NoFeed::Ledger)?;
+        let recorded = app.ledger.live_orders_of(buyer.clone(), SNAPSHOT_ORDERS_MAX).await;
+        for order in recorded.map_err(NoFeed::Ledger)? {
+            snapshot.retain(|queued| queued.id != order.id);
+            snapshot.push(Arc::new(order.view()));
+        }
+        let told = snapshot.iter().map(|order| (order.id, order.seq)).collect();
+        Ok(Self { listener, snapshot: snapshot.into(), told })
+    }
+
+    /// `None` when this listener was too slow and was cut off.
+    async fn next(&mut self) -> Option<Arc<OrderView>> {
+        if let Some(order) = self.snapshot.pop_front() {
+            return Some(order);
+        }
+        loop {
+            let order = self.listener.next().await?;
+            match self.told.get_mut(&order.id) {
+                Some(told) if *told >= order.seq => {}
+                Some(told) => {
+                    *told = order.seq;
+                    return Some(order);
+                }
+                None => return Some(order),
+            }
+        }
+    }
+}
+
+fn event_id(order: &OrderView) -> String {
+    format!("{}-{}", order.id, order.seq)
+}
+
+// Server-sent events.
+
+async fn open_stream(app: Arc<App>, seat: Option<Seat>, parts: &Parts) -> Answer {
+    let known = parts.extensions.get::<KnownBuyer>().and_then(|known| known.0.clone());
+    let buyer = known.ok_or_else(|| Refusal::new(Code::Unauthorized))?;
+    let seat = seat.ok_or_else(|| Refusal::new(Code::Busy))?;
+    let feed = Feed::open(&app, &buyer).await.map_err(|refused| match refused {
+        NoFeed::TooMany(TooMany::InAll) => Refusal::new(Code::Busy),
+        NoFeed::TooMany(TooMany::OfBuyer) => {
+            Refusal::detail(Code::TooFast, "You have too many event streams open.")
+        }
+        NoFeed::Ledger(error) => error.into(),
+    })?;
+    let events = stream::unfold((app, seat, feed), |(app, seat, mut feed)| async move {
+        let next = app.shutdown.run_until_cancelled(feed.next()).await?;
+        let Some(order) = next else {
+            app.metrics.pushes.inc(PushOutcome::Skipped);
+            return None;
+        };
+        app.metrics.pushes.inc(PushOutcome::Sent);
+        Some((Ok::<_, Infallible>(order_event(&order)), (app, seat, feed)))
+    });
+    let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(PING_EVERY)).into_response();
+    response.headers_mut().extend([UNBUFFERED]);
+    Ok(response)
+}
+
+fn order_event(order: &OrderView) -> Event {
+    // Writing these types cannot fail.
+    let json = serde_json::to_string(order).unwrap_or_default();
+    Event::default().event("order").id(event_id(order)).data(json)
+}
+
+// WebSocket.
+
+/// Why a socket ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Goodbye {
+    NotAuthorised,
+    NoAuthInTime,
+    TooMany,
+    /// The process ends, or this socket cannot be served: connect again.
+    GoingAway(&'static str),
+    /// Nobody is there to be told.
+    Gone,
+}
+
+impl Goodbye {
+    fn frame(self) -> Option<CloseFrame> {
+        let (code, reason) = match self {
+            Self::NotAuthorised => (4401, "not authorised"),
+            Self::NoAuthInTime => (4408, "no auth in time"),
+            Self::TooMany => (4429, "too many"),
+            Self::GoingAway(reason) => (1001, reason),
+            Self::Gone => return None,
+        };
+        Some(CloseFrame { code, reason: reason.into() })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum FromBuyer {
+    Auth { token: String },
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum ToBuyer<'a> {
+    Ready,
+    Order { event_id: String, order: &'a OrderView },
+}
+
+/// What the request itself says about who asks; `None` when it says nothing and the first frame has to.
+fn who_says_so(app: &App, parts: &Parts) -> Option<Result<BuyerId, Goodbye>> {
+    if let Some(buyer) = parts.extensions.get::<KnownBuyer>().and_then(|known| known.0.clone()) {
+        return Some(Ok(buyer));
+    }
+    let lines = parts.headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|line| line.to_str().ok());
+    let mut protocols = lines.flat_map(|line| line.split(',')).map(str::trim);
+    let token = protocols.find_map(|protocol| protocol.strip_prefix(TOKEN_PROTOCOL))?;
+    Some(app.auth.buyer(token).map_err(|_| Goodbye::NotAuthorised))
+}
+
+async fn serve(app: Arc<App>, seat: Option<Seat>, told: Option<Result<BuyerId, Goodbye>>, socket: WebSocket) {
+    let mut talk = Talk { app, socket, frames: 0, heard: true };
+    let goodbye = if seat.is_some() {
+        match talk.run(told).await {
+            Err(goodbye) => goodbye,
+        }
+    } else {
+        Goodbye::TooMany
+    };
+    talk.end(goodbye).await;
+    drop(seat);
+}
+
+/// One socket's conversation.
+struct Talk {
+    app: Arc<App>,
+    socket: WebSocket,
+    /// Frames that came since the last ping.
+    frames: u32,
+    /// Whether anything came since the last ping.
+    heard: bool,
+}
+
+impl Talk {
+    async fn run(&mut self, told: Option<Result<BuyerId, Goodbye>>) -> Result<Infallible, Goodbye> {
+        let shutdown = self.app.shutdown.clone();
+        let buyer = match told {
+            Some(told) => told?,
+            None => {
+                let asked = tokio::time::timeout(AUTH_WITHIN, self.first_frame());
+                let told = shutdown.run_until_cancelled(asked).await.ok_or(GOING_AWAY)?;
+                told.unwrap_or(Err(Goodbye::NoAuthInTime))?
+            }
+        };
+        let mut feed = Feed::open(&self.app, &buyer).await.map_err(|refused| match refused {
+            NoFeed::TooMany(_) => Goodbye::TooMany,
+            NoFeed::Ledger(error) => {
+                tracing::warn!(%error, "a socket was turned away: the buyer's orders cannot be read");
+                Goodbye::GoingAway("the orders cannot be read at the moment")
+            }
+        })?;
+        self.send(&ToBuyer::Ready).await?;
+        let mut pings = tokio::time::interval(PING_EVERY);
+        pings.tick().await;
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return Err(GOING_AWAY),
+                order = feed.next() => self.push(order).await?,
+                frame = self.socket.recv() => drop(self.hear(frame)?),
+                _ = pings.tick() => self.ping().await?,
+            }
+        }
+    }
+
+    /// Frames that are not understood are passed over, before the token as after it.
+    async fn first_frame(&mut self) -> Result<BuyerId, Goodbye> {
+        loop {
+            let frame = self.socket.recv().await;
+            let Some(text) = self.hear(frame)? else { continue };
+            if let Ok(FromBuyer::Auth { token }) = serde_json::from_str(&text) {
+                return self.app.auth.buyer(&token).map_err(|_| Goodbye::NotAuthorised);
+            }
+        }
+    }
+
+    /// Takes note of a frame and returns its text, if it has one.
+    fn hear(&mut self, frame: Option<Result<Message, axum::Error>>) -> Result<Option<String>, Goodbye> {
+        let Some(Ok(message)) = frame else { return Err(Goodbye::Gone) };
+        self.heard = true;
+        self.frames = self.frames.saturating_add(1);
+        if self.frames > FRAMES_PER_PING_MAX {
+            return Err(Goodbye::TooMany);
+        }
+        match message {
+            Message::Text(text) => Ok(Some(text.as_str().to_owned())),
+            Message::Close(_) => Err(Goodbye::Gone),
+            Message::Binary(_) | Message::Ping(_) | Message::Pong(_) => Ok(None),
+        }
+    }
+
+    async fn push(&mut self, order: Option<Arc<OrderView>>) -> Result<(), Goodbye> {
+        let Some(order) = order else {
+            self.app.metrics.pushes.inc(PushOutcome::Skipped);
+            return Err(Goodbye::GoingAway("too slow"));
+        };
+        self.send(&ToBuyer::Order { event_id: event_id(&order), order: &order }).await?;
+        self.app.metrics.pushes.inc(PushOutcome::Sent);
+        Ok(())
+    }
+
+    async fn ping(&mut self) -> Result<(), Goodbye> {
+        if !std::mem::take(&mut self.heard) {
+            return Err(Goodbye::Gone);
+        }
+        self.frames = 0;
+        self.send_message(Message::Ping(bytes::Bytes::new())).await
+    }
+
+    async fn send(&mut self, message: &ToBuyer<'_>) -> Result<(), Goodbye> {
+        // Writing these types cannot fail.
+        let json = serde_json::to_string(message).unwrap_or_default();
+        self.send_message(Message::text(json)).await
+    }
+
+    async fn send_message(&mut self, message: Message) -> Result<(), Goodbye> {
+        let sent = tokio::time::timeout(SEND_WITHIN, self.socket.send(message)).await;
+        if matches!(sent, Ok(Ok(()))) { Ok(()) } else { Err(Goodbye::Gone) }
+    }
+
+    /// Says why, and reads on until the other side has closed too: a connection that is dropped with unread bytes takes
+    /// the reason with it.
+    async fn end(&mut self, goodbye: Goodbye) {
+        let Some(frame) = goodbye.frame() else { return };
+        if self.send_message(Message::Close(Some(frame))).await.is_ok() {
+            let silence = async { while let Some(Ok(_)) = self.socket.recv().await {} };
+            let _closed_or_not = tokio::time::timeout(GOODBYE_WITHIN, silence).await;
+        }
+    }
+}
+
+const GOING_AWAY: Goodbye = Goodbye::GoingAway("going away");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pages_of_our_own_host_may_connect() {
+        let foreign = |origin: &'static str, host: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(ORIGIN, HeaderValue::from_static(origin));
+            headers.insert(HOST, HeaderValue::from_static(host));
+            is_foreign(&headers)
+        };
+        assert!(!foreign("https://shop.example", "shop.example"));
+        assert!(!foreign("https://shop.example", "Shop.Example:443"));
+        assert!(!foreign("http://127.0.0.1:8080", "127.0.0.1:8080"));
+        assert!(!foreign("http://[::1]:8080", "[::1]:8080"));
+        assert!(foreign("https://shop.example.evil", "shop.example"));
+        assert!(foreign("http://127.0.0.1:8081", "127.0.0.1:8080"));
+        assert!(foreign("null", "shop.example"));
+        assert!(foreign("file://shop.example", "shop.example"));
+        assert!(!is_foreign(&HeaderMap::new()));
+    }
+}

@@ -1,0 +1,167 @@
+//! `/api/v1/orders`: the buyer's orders, one of them, and giving one back. The try stands here for the documentation;
+//! its code is elsewhere.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Extension, Path, State};
+use axum::response::Response;
+use http::{HeaderMap, StatusCode};
+use rules::buyer::BuyerId;
+use rules::id::{OfferId, OrderId};
+use rules::wire::{Code, OrderRequest, OrderView, Page};
+use serde::Deserialize;
+
+use super::page::PageQuery;
+use crate::app::App;
+use crate::desk::{CancelAnswer, Seen};
+use crate::edge::answer::Extra;
+use crate::edge::buy::{self, WAIT_S_MAX};
+use crate::edge::extract::{Buyer, IdPath, QueryOf, parse_named};
+use crate::edge::openapi::problems;
+use crate::edge::refusal::{Answer, Refusal, json};
+use crate::edge::router::{DoNotWait, PeerAddress};
+use crate::ledger::LedgerResult;
+
+/// The cursor after a page that held queued orders only: all recorded ones follow.
+const ALL_RECORDED: u64 = i64::MAX.unsigned_abs();
+
+problems! {
+    TryRefusals = Malformed PassInvalid PassExpired NotFound SoldOut NotEnough AlreadyOrdered Paused PassReused Ended
+        TooLarge UnsupportedMediaType InvalidRequest NotOpen TooFast Busy Unsure;
+    ListRefusals = Unauthorized InvalidRequest TooFast Internal Busy;
+    ShowRefusals = Unauthorized NotFound InvalidRequest TooFast Internal Busy Unsure;
+    CancelRefusals = Unauthorized NotFound NotCancellable NotYet Internal Busy Unsure;
+}
+
+/// The try. Needs no bearer token: the pass says who. The same pass again is the same request and answers the same
+/// order. `busy` means that certainly nothing happened; `unsure` means: repeat the same pass.
+#[utoipa::path(
+    post, path = "/api/v1/offers/{offer}/orders", tag = "buyer", operation_id = "try",
+    params(
+        ("offer" = OfferId, Path, description = "The offer's id."),
+        ("Prefer" = Option<String>, Header, description = "`wait=2` waits up to so many seconds (30 at most) for the \
+            recorded order."),
+    ),
+    request_body = OrderRequest,
+    responses(
+        (status = 200, description = "The pass was used before: its order as it is now.", body = OrderView),
+        (status = 201, description = "Recorded within the seconds of `Prefer: wait`.", body = OrderView),
+        (status = 202, description = "Queued, and it survives a crash. Not yet an order: wait for its state to change.",
+            body = OrderView, headers(("Location" = String, description = "Where the order is."))),
+        TryRefusals,
+    )
+)]
+pub async fn attempt(
+    State(app): State<Arc<App>>,
+    Path(offer): Path<String>,
+    Extension(PeerAddress(peer)): Extension<PeerAddress>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    buy::buy(&app, &offer, &headers, peer, body).await.map(Body::new)
+}
+
+/// The buyer's orders, newest first.
+#[utoipa::path(
+    get, path = "/api/v1/orders", tag = "buyer", operation_id = "list_orders", security(("buyer_token" = [])),
+    params(PageQuery), responses((status = 200, body = Page<OrderView>), ListRefusals)
+)]
+pub async fn list(
+    State(app): State<Arc<App>>,
+    Buyer(buyer): Buyer,
+    QueryOf(query): QueryOf<PageQuery>,
+) -> Answer {
+    let (limit, before) = (query.limit()?, query.cursor::<u64>()?);
+    // Queued first, then the ledger: an order on its way from one to the other is seen at least once.
+    let mut queued = if before.is_none() { queued_orders(&app, &buyer).await? } else { Vec::new() };
+    queued.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+    let room = limit.saturating_sub(u32::try_from(queued.len()).unwrap_or(u32::MAX));
+    let next = if room == 0 {
+        Some(ALL_RECORDED)
+    } else {
+        let page = app.ledger.orders_of(buyer, before, room).await?;
+        let recorded: Vec<OrderView> = page.orders.iter().map(crate::ledger::Order::view).collect();
+        queued.retain(|order| recorded.iter().all(|other| other.id != order.id));
+        queued.extend(recorded.into_iter().map(Arc::new));
+        page.next
+    };
+    let page = Page { items: queued, next_cursor: next.map(|no| no.to_string()) };
+    Ok(json(StatusCode::OK, &page))
+}
+
+#[derive(Clone, Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct WaitQuery {
+    /// Seconds to wait for a change, 30 at most: until the order is beyond `after`, or, without it, is no longer
+    /// queued.
+    #[param(value_type = Option<u32>, minimum = 0)]
+    wait: Option<String>,
+    /// The `seq` that the client knows.
+    #[param(value_type = Option<u32>, minimum = 0)]
+    after: Option<String>,
+}
+
+/// An order of the buyer. Not yours and not there look the same.
+#[utoipa::path(
+    get, path = "/api/v1/orders/{id}", tag = "buyer", operation_id = "show_order", security(("buyer_token" = [])),
+    params(("id" = OrderId, Path, description = "The order's id."), WaitQuery),
+    responses((status = 200, body = OrderView), ShowRefusals)
+)]
+pub async fn show(
+    State(app): State<Arc<App>>,
+    Buyer(buyer): Buyer,
+    IdPath(id): IdPath<OrderId>,
+    QueryOf(query): QueryOf<WaitQuery>,
+    do_not_wait: Option<Extension<DoNotWait>>,
+) -> Answer {
+    let wait = query.wait.as_deref().map(|text| parse_named::<u64>("wait", text)).transpose()?;
+    let after = query.after.as_deref().map(|text| parse_named::<u32>("after", text)).transpose()?;
+    let wait = if do_not_wait.is_some() { 0 } else { wait.unwrap_or(0).min(WAIT_S_MAX) };
+    let waiting = app.await_order(id, &buyer, after, Duration::from_secs(wait));
+    let seen = match app.shutdown.run_until_cancelled(waiting).await {
+        Some(seen) => seen?,
+        // Going away: what is known now is better than a connection cut in the middle of a wait.
+        None => app.see_order(id, &buyer).await?,
+    };
+    match seen {
+        Seen::Order(order) => Ok(json(StatusCode::OK, &order)),
+        Seen::NotFound => Err(Refusal::new(Code::NotFound)),
+        Seen::Unsure => Err(unsure(id)),
+    }
+}
+
+/// Closes an unpaid order at once; its units go back. Again is harmless.
+#[utoipa::path(
+    post, path = "/api/v1/orders/{id}/cancel", tag = "buyer", operation_id = "cancel_order",
+    security(("buyer_token" = [])), params(("id" = OrderId, Path, description = "The order's id.")),
+    responses((status = 200, body = OrderView), CancelRefusals)
+)]
+pub async fn cancel(State(app): State<Arc<App>>, Buyer(buyer): Buyer, IdPath(id): IdPath<OrderId>) -> Answer {
+    match app.cancel(id, &buyer).await? {
+        CancelAnswer::Closed(order) => Ok(json(StatusCode::OK, &order)),
+        CancelAnswer::NotFound => Err(Refusal::new(Code::NotFound)),
+        CancelAnswer::NotYet => Err(Refusal::new(Code::NotYet)),
+        CancelAnswer::NotCancellable(state) => {
+            let detail = format!("An order that is {} cannot be cancelled.", state.as_str());
+            Err(Refusal::detail(Code::NotCancellable, detail))
+        }
+    }
+}
+
+/// The buyer's claims that the ledger has not recorded yet, newest first. Only durable ones: a grant whose commit is
+/// under way is waited for, and one with an unknown outcome is not told as an order.
+pub async fn queued_orders(app: &App, buyer: &BuyerId) -> LedgerResult<Vec<Arc<OrderView>>> {
+    let mut orders = Vec::new();
+    for claim in app.gate.unrecorded.of(buyer) {
+        if let Seen::Order(order) = app.see_order(claim.order, buyer).await? {
+            orders.push(order);
+        }
+    }
+    Ok(orders)
+}
+
+fn unsure(id: OrderId) -> Refusal {
+    Refusal::with(Code::Unsure, Extra { order_id: Some(id), ..Extra::default() })
+}

@@ -1,0 +1,333 @@
+//! What buyers read without buying: sales, what is left, their own standing, the documentation.
+
+use std::time::Duration;
+
+use doorbuster::ledger::Block;
+use rules::buyer::BuyerId;
+use rules::sale::SaleAction;
+use serde_json::{Value, json};
+
+use crate::app::{TestApp, assert_code, draft, draft_between, with_manual_clock};
+
+fn titled(title: &str) -> Value {
+    let mut draft = draft(1);
+    draft["title"] = json!(title);
+    draft
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sales_are_listed_newest_first_in_pages_and_without_rehearsals() {
+    let app = TestApp::start().await;
+    assert_eq!(
+        app.call("GET", "/api/v1/sales", None, None, 200).await,
+        json!({"items": [], "next_cursor": null})
+    );
+    let mut ids = Vec::new();
+    for title in ["one", "two", "three"] {
+        ids.push(app.publish_directly(titled(title)).await.id);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let mut rehearsal = titled("secret");
+    rehearsal["rehearsal"] = json!(true);
+    let rehearsal = app.publish_directly(rehearsal).await;
+    let all = app.call("GET", "/api/v1/sales", None, None, 200).await;
+    let titles: Vec<&str> =
+        all["items"].as_array().unwrap().iter().map(|i| i["title"].as_str().unwrap()).collect();
+    assert_eq!((titles, &all["next_cursor"]), (vec!["three", "two", "one"], &Value::Null));
+    let first = app.call("GET", "/api/v1/sales?limit=2", None, None, 200).await;
+    assert_eq!(first["items"].as_array().unwrap().len(), 2);
+    let cursor = first["next_cursor"].as_str().unwrap();
+    let rest = app.call("GET", &format!("/api/v1/sales?limit=2&cursor={cursor}"), None, None, 200).await;
+    assert_eq!((&rest["items"][0]["id"], &rest["next_cursor"]), (&json!(ids[0]), &Value::Null));
+    let seen = app.call("GET", &format!("/api/v1/sales/{}", rehearsal.id), None, None, 200).await;
+    assert_eq!(seen["title"], "secret");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_pages_name_the_field() {
+    let app = TestApp::start().await;
+    let ann = app.buyer("ann");
+    for path in ["/api/v1/sales", "/api/v1/orders"] {
+        for (query, field) in
+            [("limit=0", "limit"), ("limit=201", "limit"), ("limit=x", "limit"), ("cursor=!", "cursor")]
+        {
+            let problem = ann.call("GET", &format!("{path}?{query}"), None, 422).await;
+            assert_code(&problem, "invalid_request");
+            assert_eq!(problem["field"], field, "{path}?{query}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sale_is_not_sent_twice_and_no_cache_outlives_its_phase() {
+    let (app, clock) = with_manual_clock(&[]).await;
+    let sale = app.publish_directly(draft_between(4, 3_600, 1)).await;
+    let paths = ["/api/v1/sales".to_owned(), format!("/api/v1/sales/{}", sale.id)];
+    let mut tags = Vec::new();
+    for path in &paths {
+        let (status, headers, body) = app.send(app.client.get(app.url(path))).await;
+        assert_eq!(status, 200, "{body}");
+        let max_age = headers["cache-control"].to_str().unwrap().strip_prefix("public, max-age=").unwrap();
+        assert!(max_age.parse::<u64>().unwrap() <= 4, "{max_age}");
+        assert!(headers.contains_key("content-length"));
+        let tag = headers["etag"].clone();
+        let again = app.client.get(app.url(path)).header("if-none-match", &tag);
+        let (status, headers, body) = app.send(again).await;
+        assert_eq!((status, body, &headers["etag"]), (304, Value::Null, &tag));
+        tags.push(tag);
+    }
+    clock.advance(Duration::from_millis(3_500));
+    let (_, headers, _) = app.send(app.client.get(app.url(&paths[1]))).await;
+    assert_eq!(headers["cache-control"], "public, max-age=0");
+    clock.advance(Duration::from_secs(1));
+    for (path, tag) in paths.iter().zip(&tags) {
+        let (status, _, body) = app.send(app.client.get(app.url(path)).header("if-none-match", tag)).await;
+        assert_eq!(status, 200);
+        let sale = if body["items"].is_array() { &body["items"][0] } else { &body };
+        assert_eq!(sale["phase"], "open");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_there_is_not_found() {
+    let app = TestApp::start().await;
+    let ann = app.buyer("ann");
+    let unknown = "01k9zq3v8g7m4x2r5w6t0n1pbc";
+    for id in [unknown, "nonsense", "%00"] {
+        for path in [
+            format!("/api/v1/sales/{id}"),
+            format!("/api/v1/sales/{id}/availability"),
+            format!("/api/v1/sales/{id}/registration"),
+            format!("/api/v1/orders/{id}"),
+            "/api/v1/nothing".to_owned(),
+            "/nothing".to_owned(),
+            "/api/docs/nothing".to_owned(),
+        ] {
+            assert_code(&ann.call("GET", &path, None, 404).await, "not_found");
+        }
+        for path in [
+            format!("/api/v1/offers/{id}/challenge"),
+            format!("/api/v1/offers/{id}/pass"),
+            format!("/api/v1/sales/{id}/registration"),
+            format!("/api/v1/orders/{id}/cancel"),
+        ] {
+            assert_code(&ann.call("POST", &path, Some(&json!({})), 404).await, "not_found");
+        }
+        assert_code(
+            &ann.call("DELETE", &format!("/api/v1/sales/{id}/registration"), None, 404).await,
+            "not_found",
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_method_is_told_which_ones_there_are() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(1)).await;
+    let attempt = format!("/api/v1/offers/{}/orders", sale.offer());
+    for (method, path, allowed) in [("DELETE", "/api/v1/sales", "GET"), ("GET", attempt.as_str(), "POST")] {
+        let request = app.client.request(method.parse().unwrap(), app.url(path));
+        let (status, headers, problem) = app.send(request).await;
+        assert_eq!(status, 405);
+        assert_code(&problem, "method_not_allowed");
+        assert!(headers["allow"].to_str().unwrap().contains(allowed), "{headers:?}");
+        assert_eq!(headers["content-type"], "application/problem+json");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn availability_follows_the_sale_second_by_second() {
+    let (app, clock) = with_manual_clock(&[]).await;
+    let mut draft = draft_between(10, 3_600, 11);
+    draft["offers"].as_array_mut().unwrap().push(json!({
+        "name": "none", "price": {"amount": 1, "currency": "CNY"}, "stock": 0,
+    }));
+    let sale = app.publish_directly(draft).await;
+    let path = format!("/api/v1/sales/{}/availability", sale.id);
+    let states = async || {
+        let seen = app.call("GET", &path, None, None, 200).await;
+        let states: Vec<String> = seen["offers"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|o| o["state"].as_str().unwrap().to_owned())
+            .collect();
+        (states, seen["offers"][0]["next_return_at"].clone())
+    };
+    assert_eq!(states().await, (vec!["upcoming".into(), "upcoming".into()], Value::Null));
+    clock.advance(Duration::from_secs(10));
+    assert_eq!(states().await.0, ["open", "all_paid"]);
+    for (name, units, state) in [("ann", 5, "open"), ("bob", 5, "few"), ("eve", 1, "sold_out")] {
+        app.buyer(name).buy(sale.offer(), units, 202).await;
+        app.settled().await;
+        clock.advance(Duration::from_secs(1));
+        let (found, returns) = states().await;
+        assert_eq!(found[0], state);
+        assert!(returns.is_string());
+    }
+    app.act(&sale, SaleAction::Pause).await;
+    assert_eq!(states().await.0[0], "sold_out");
+    app.act(&sale, SaleAction::End).await;
+    assert_eq!(states().await.0, ["closed", "closed"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn availability_is_counted_once_per_second_whoever_asks() {
+    let (app, clock) = with_manual_clock(&[]).await;
+    let sale = app.publish_directly(draft(1)).await;
+    let path = format!("/api/v1/sales/{}/availability", sale.id);
+    let (_, headers, before) = app.send(app.client.get(app.url(&path))).await;
+    assert_eq!(headers["cache-control"], "public, max-age=1");
+    app.buyer("ann").buy(sale.offer(), 1, 202).await;
+    app.settled().await;
+    clock.advance(Duration::from_millis(999));
+    assert_eq!(app.call("GET", &path, None, None, 200).await, before);
+    clock.advance(Duration::from_millis(1));
+    let after = app.call("GET", &path, None, None, 200).await;
+    assert_eq!(after["offers"][0]["state"], "sold_out");
+    let (status, ..) =
+        app.send(app.client.get(app.url(&path)).header("if-none-match", &headers["etag"])).await;
+    assert_eq!(status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_buyer_signs_up_sees_it_and_leaves() {
+    let (app, clock) = with_manual_clock(&[]).await;
+    let mut draft = draft_between(600, 3_600, 1);
+    draft["registration"] = json!("required");
+    let sale = app.publish_directly(draft).await;
+    let path = format!("/api/v1/sales/{}/registration", sale.id);
+    let ann = app.buyer("ann");
+    assert_code(&ann.call("GET", &path, None, 404).await, "not_found");
+    let first = ann.call("POST", &path, None, 201).await;
+    assert_eq!(first["sale_id"], json!(sale.id));
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(ann.call("POST", &path, None, 200).await, first);
+    assert_eq!(ann.call("GET", &path, None, 200).await, first);
+    assert_eq!(ann.call("GET", "/api/v1/me", None, 200).await["registrations"], json!([first]));
+    let availability =
+        app.call("GET", &format!("/api/v1/sales/{}/availability", sale.id), None, None, 200).await;
+    assert_eq!(availability["registrations"], 1);
+    assert_eq!(ann.call("DELETE", &path, None, 204).await, Value::Null);
+    assert_code(&ann.call("DELETE", &path, None, 404).await, "not_found");
+    ann.call("POST", &path, None, 201).await;
+    clock.advance(Duration::from_secs(600));
+    assert_code(&ann.call("DELETE", &path, None, 409).await, "registration_closed");
+    assert_code(&app.buyer("bob").call("POST", &path, None, 409).await, "registration_closed");
+    ann.call("POST", &path, None, 200).await;
+    for method in ["GET", "POST", "DELETE"] {
+        assert_code(&app.call(method, &path, None, None, 401).await, "unauthorized");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sale_without_registration_takes_none() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(1)).await;
+    let path = format!("/api/v1/sales/{}/registration", sale.id);
+    assert_code(&app.buyer("ann").call("POST", &path, None, 409).await, "registration_closed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_buyer_sees_the_own_standing() {
+    let app = TestApp::start().await;
+    assert_code(&app.call("GET", "/api/v1/me", None, None, 401).await, "unauthorized");
+    assert_code(&app.call("GET", "/api/v1/me", Some("no token"), None, 401).await, "unauthorized");
+    let me = app.buyer("ann").call("GET", "/api/v1/me", None, 200).await;
+    let expected = json!({
+        "buyer": "ann", "strikes": 0, "strikes_limit": 3, "blocked_until": null, "registrations": [],
+    });
+    assert_eq!(me, expected);
+    let until = app.app.clock.now().plus_s(60);
+    let buyer = BuyerId::parse("ann").unwrap();
+    app.app.block(Block { buyer, until, note: None }).await.unwrap();
+    let me = app.buyer("ann").call("GET", "/api/v1/me", None, 200).await;
+    assert_eq!(me["blocked_until"], json!(until));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_a_demo_logs_anybody_in() {
+    let app = TestApp::start().await;
+    let ann = json!({"buyer": "ann"});
+    assert_code(&app.call("POST", "/api/v1/demo/login", None, Some(&ann), 404).await, "not_found");
+    let demo = TestApp::with(&["demo=true"]).await;
+    let login = demo.call("POST", "/api/v1/demo/login", None, Some(&ann), 200).await;
+    let me = demo.call("GET", "/api/v1/me", login["token"].as_str(), None, 200).await;
+    assert_eq!(me["buyer"], "ann");
+    assert!(login["expires_at"].is_string());
+    for bad in [json!({"buyer": ""}), json!({"buyer": 7}), json!({})] {
+        let problem = demo.call("POST", "/api/v1/demo/login", None, Some(&bad), 422).await;
+        assert_eq!(problem["field"], "buyer");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_document_knows_every_call_and_every_refusal() {
+    let app = TestApp::start().await;
+    let (status, headers, document) = app.send(app.client.get(app.url("/api/openapi.json"))).await;
+    assert_eq!(status, 200);
+    assert_eq!(document["openapi"], "3.1.0");
+    let contract = [
+        ("/api/v1/time", "get", "200"),
+        ("/api/v1/sales", "get", "200 304 422 429 503"),
+        ("/api/v1/sales/{sale}", "get", "200 304 404 429 503"),
+        ("/api/v1/sales/{sale}/availability", "get", "200 404 503"),
+        ("/api/v1/me", "get", "200 401"),
+        ("/api/v1/sales/{sale}/registration", "post", "200 201 401 404 409 429"),
+        ("/api/v1/sales/{sale}/registration", "get", "200 401 404"),
+        ("/api/v1/sales/{sale}/registration", "delete", "204 401 404 409"),
+        ("/api/v1/offers/{offer}/challenge", "post", "200 401 404 410 429 503"),
+        ("/api/v1/offers/{offer}/pass", "post", "200 400 401 403 404 410 413 415 422 425 429 503"),
+        ("/api/v1/offers/{offer}/orders", "post", "200 201 202 400 403 404 409 410 413 415 422 425 429 503"),
+        ("/api/v1/orders/{id}", "get", "200 401 404 422 503"),
+        ("/api/v1/orders", "get", "200 401 422"),
+        ("/api/v1/orders/{id}/cancel", "post", "200 401 404 409 503"),
+        ("/api/v1/events", "get", "101 200 400 401 403 429 503"),
+        ("/api/v1/demo/login", "post", "200 404 422"),
+    ];
+    for (path, method, statuses) in contract {
+        let responses = &document["paths"][path][method]["responses"];
+        for status in statuses.split(' ') {
+            let response = &responses[status];
+            assert!(response.is_object(), "{method} {path} does not document {status}");
+            if status >= "400" {
+                let schema = &response["content"]["application/problem+json"]["schema"]["$ref"];
+                assert_eq!(schema, "#/components/schemas/Problem");
+            }
+        }
+    }
+    assert!(document["components"]["schemas"]["Problem"].is_object());
+    assert_eq!(document["components"]["securitySchemes"]["buyer_token"]["scheme"], "bearer");
+    assert_no_dangling_reference(&document, &document);
+    let again = app.client.get(app.url("/api/openapi.json")).header("if-none-match", &headers["etag"]);
+    assert_eq!(app.send(again).await.0, 304);
+}
+
+fn assert_no_dangling_reference(value: &Value, document: &Value) {
+    match value {
+        Value::Object(fields) => {
+            if let Some(Value::String(target)) = fields.get("$ref") {
+                let pointer = target.strip_prefix('#').unwrap();
+                assert!(document.pointer(pointer).is_some(), "{target} is not there");
+            }
+            fields.values().for_each(|field| assert_no_dangling_reference(field, document));
+        }
+        Value::Array(items) => items.iter().for_each(|item| assert_no_dangling_reference(item, document)),
+        _ => {}
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documentation_is_a_page_of_our_own() {
+    let app = TestApp::start().await;
+    let response = app.client.get(app.url("/api/docs")).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    let policy = response.headers()["content-security-policy"].to_str().unwrap().to_owned();
+    assert!(policy.contains("script-src 'self';"), "{policy}");
+    let page = response.text().await.unwrap();
+    assert!(page.contains("swagger-ui-bundle.js") && !page.contains("://"), "{page}");
+    let script = app.client.get(app.url("/api/docs/swagger-initializer.js")).send().await.unwrap();
+    assert!(script.text().await.unwrap().contains("/api/openapi.json"));
+    let (_, headers, _) = app.send(app.client.get(app.url("/api/v1/time"))).await;
+    assert_eq!(headers["content-security-policy"], "default-src 'none'; frame-ancestors 'none'");
+}

@@ -1,0 +1,195 @@
+//! Orders after the try: reading, waiting, listing, cancelling.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::app::{TestApp, assert_code, draft};
+
+fn id(order: &Value) -> String {
+    order["id"].as_str().unwrap().to_owned()
+}
+
+/// Another hand on the ledger's file; while it holds a transaction, nothing is recorded.
+fn second_hand(app: &TestApp) -> rusqlite::Connection {
+    let connection = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
+    connection.busy_timeout(Duration::from_secs(10)).unwrap();
+    connection
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_poll_ends_when_the_order_changes() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(3)).await;
+    let ann = app.buyer("ann");
+    let order = ann.order(&id(&ann.buy(sale.offer(), 1, 202).await)).await;
+    assert_eq!((&order["state"], &order["seq"]), (&json!("awaiting_payment"), &json!(2)));
+    let path = format!("/api/v1/orders/{}", id(&order));
+    let before = std::time::Instant::now();
+    assert_eq!(ann.call("GET", &format!("{path}?wait=20&after=1"), None, 200).await, order);
+    assert_eq!(ann.call("GET", &format!("{path}?wait=20"), None, 200).await, order);
+    assert_eq!(ann.call("GET", &path, None, 200).await, order);
+    assert!(before.elapsed() < Duration::from_secs(10), "an order that is beyond `after` is not waited for");
+    let (waiting, poll_path) = (ann.token.clone(), format!("{path}?wait=20&after=2"));
+    let request = app.client.get(app.url(&poll_path)).bearer_auth(waiting);
+    let poll = tokio::spawn(async move { request.send().await.unwrap().json::<Value>().await.unwrap() });
+    ann.call("POST", &format!("{path}/cancel"), None, 200).await;
+    let changed = tokio::time::timeout(Duration::from_secs(10), poll).await.unwrap().unwrap();
+    assert_eq!((&changed["state"], &changed["seq"]), (&json!("closed"), &json!(3)));
+    assert_eq!(ann.call("GET", &format!("{path}?wait=1&after=3"), None, 200).await, changed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_that_is_no_number_is_refused_by_name() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(3)).await;
+    let ann = app.buyer("ann");
+    let path = format!("/api/v1/orders/{}", id(&ann.buy(sale.offer(), 1, 202).await));
+    for (query, field) in
+        [("wait=x", "wait"), ("wait=-1", "wait"), ("wait=", "wait"), ("wait=1&after=1.5", "after")]
+    {
+        let problem = ann.call("GET", &format!("{path}?{query}"), None, 422).await;
+        assert_code(&problem, "invalid_request");
+        assert_eq!(problem["field"], field, "{query}");
+    }
+    ann.call("GET", &format!("{path}?wait=99999&after=0"), None, 200).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_too_many_wait_the_answer_comes_at_once() {
+    let app = TestApp::with(&["limits.waiters=0"]).await;
+    let sale = app.publish_directly(draft(3)).await;
+    let ann = app.buyer("ann");
+    let order = id(&ann.buy(sale.offer(), 1, 202).await);
+    app.settled().await;
+    let before = std::time::Instant::now();
+    let seen = ann.call("GET", &format!("/api/v1/orders/{order}?wait=30&after=2"), None, 200).await;
+    assert_eq!(seen["seq"], 2);
+    assert!(before.elapsed() < Duration::from_secs(10));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn not_yours_and_not_there_look_the_same() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(3)).await;
+    let order = id(&app.buyer("ann").buy(sale.offer(), 1, 202).await);
+    let unused = app.buyer("bob").pass(sale.offer()).await;
+    let bob = app.buyer("bob");
+    for order in [order.as_str(), unused["order_id"].as_str().unwrap()] {
+        let seen = bob.call("GET", &format!("/api/v1/orders/{order}?wait=20"), None, 404).await;
+        assert_code(&seen, "not_found");
+        assert_code(
+            &bob.call("POST", &format!("/api/v1/orders/{order}/cancel"), None, 404).await,
+            "not_found",
+        );
+    }
+    assert_eq!(bob.call("GET", "/api/v1/orders", None, 200).await["items"], json!([]));
+    for (method, path) in [
+        ("GET", "/api/v1/orders".to_owned()),
+        ("GET", format!("/api/v1/orders/{order}")),
+        ("POST", format!("/api/v1/orders/{order}/cancel")),
+    ] {
+        assert_code(&app.call(method, &path, None, None, 401).await, "unauthorized");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn orders_are_listed_newest_first_in_pages() {
+    let app = TestApp::start().await;
+    let ann = app.buyer("ann");
+    let mut bought = Vec::new();
+    for _ in 0..5 {
+        let sale = app.publish_directly(draft(1)).await;
+        bought.insert(0, id(&ann.buy(sale.offer(), 1, 202).await));
+        app.settled().await;
+    }
+    let mut listed = Vec::new();
+    let mut path = "/api/v1/orders?limit=2".to_owned();
+    loop {
+        let page = ann.call("GET", &path, None, 200).await;
+        listed.extend(page["items"].as_array().unwrap().iter().map(id));
+        let Some(cursor) = page["next_cursor"].as_str() else { break };
+        path = format!("/api/v1/orders?limit=2&cursor={cursor}");
+    }
+    assert_eq!(listed, bought);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_unit_is_for_the_next_buyer_at_once() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(1)).await;
+    let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
+    let order = id(&ann.buy(sale.offer(), 1, 202).await);
+    assert_code(&bob.buy(sale.offer(), 1, 409).await, "sold_out");
+    let path = format!("/api/v1/orders/{order}/cancel");
+    let closed = ann.call("POST", &path, None, 200).await;
+    assert_eq!((&closed["state"], &closed["reason"]), (&json!("closed"), &json!("cancelled")));
+    assert_eq!(ann.call("POST", &path, None, 200).await, closed);
+    bob.buy(sale.offer(), 1, 202).await;
+    assert_code(&ann.buy(sale.offer(), 1, 409).await, "sold_out");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paid_order_cannot_be_cancelled() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(1)).await;
+    let ann = app.buyer("ann");
+    let order = id(&ann.buy(sale.offer(), 1, 202).await);
+    app.settled().await;
+    let changed = second_hand(&app).execute("update orders set state = 'paid', paid_at = 1", []).unwrap();
+    assert_eq!(changed, 1);
+    let problem = ann.call("POST", &format!("/api/v1/orders/{order}/cancel"), None, 409).await;
+    assert_code(&problem, "not_cancellable");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queued_order_is_seen_and_listed_but_not_yet_cancelled() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(3)).await;
+    let ann = app.buyer("ann");
+    let hand = second_hand(&app);
+    hand.execute_batch("begin immediate").unwrap();
+    let queued = ann.buy(sale.offer(), 1, 202).await;
+    let path = format!("/api/v1/orders/{}", id(&queued));
+    assert_eq!(ann.call("GET", &path, None, 200).await, queued);
+    let page = ann.call("GET", "/api/v1/orders", None, 200).await;
+    assert_eq!(page, json!({"items": [queued], "next_cursor": null}));
+    let first = ann.call("GET", "/api/v1/orders?limit=1", None, 200).await;
+    assert_eq!(first["items"], json!([queued]));
+    let cursor = first["next_cursor"].as_str().unwrap();
+    let rest = ann.call("GET", &format!("/api/v1/orders?limit=1&cursor={cursor}"), None, 200).await;
+    assert_eq!(rest, json!({"items": [], "next_cursor": null}));
+    let cancel = app.client.post(app.url(&format!("{path}/cancel"))).bearer_auth(&ann.token);
+    let (status, headers, problem) = app.send(cancel).await;
+    assert_eq!(status, 409);
+    assert_code(&problem, "not_yet");
+    assert!(headers.contains_key("retry-after"));
+    hand.execute_batch("rollback").unwrap();
+    let recorded = ann.order(&id(&queued)).await;
+    assert_eq!(recorded["state"], "awaiting_payment");
+    assert_eq!(ann.call("GET", "/api/v1/orders", None, 200).await["items"], json!([recorded]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_goes_away_answers_its_long_polls() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(1)).await;
+    let ann = app.buyer("ann");
+    let order = ann.order(&id(&ann.buy(sale.offer(), 1, 202).await)).await;
+    let url = app.url(&format!("/api/v1/orders/{}?wait=30&after=2", id(&order)));
+    let request = app.client.get(url).bearer_auth(&ann.token);
+    let poll = tokio::spawn(async move { request.send().await.unwrap().json::<Value>().await.unwrap() });
+    testkit_wait(|| app.app.in_flight.used(doorbuster::edge::limits::Class::Waiter) == 1).await;
+    app.stop().await;
+    assert_eq!(poll.await.unwrap(), order);
+}
+
+async fn testkit_wait(condition: impl Fn() -> bool) {
+    for _ in 0..2_000 {
+        if condition() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("not within 10 s");
+}

@@ -1,0 +1,207 @@
+//! The try, with good and bad passes and bodies.
+
+use std::time::Duration;
+
+use rules::sale::SaleAction;
+use serde_json::{Value, json};
+
+use crate::app::{TestApp, TestSale, assert_code, draft, draft_between, with_manual_clock};
+
+fn path(sale: &TestSale) -> String {
+    format!("/api/v1/offers/{}/orders", sale.offer())
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_pass_is_the_same_order() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(9)).await;
+    let ann = app.buyer("ann");
+    let pass = ann.pass(sale.offer()).await;
+    let first = ann.buy_with(sale.offer(), text(&pass["pass"]), 2, 202).await;
+    assert_eq!(first["id"], pass["order_id"]);
+    app.settled().await;
+    let again = ann.buy_with(sale.offer(), text(&pass["pass"]), 2, 200).await;
+    assert_eq!((&again["id"], &again["state"]), (&first["id"], &json!("awaiting_payment")));
+    let problem = ann.buy_with(sale.offer(), text(&pass["pass"]), 1, 409).await;
+    assert_code(&problem, "pass_reused");
+    let other = ann.pass(sale.offer()).await;
+    let problem = ann.buy_with(sale.offer(), text(&other["pass"]), 1, 409).await;
+    assert_code(&problem, "already_ordered");
+    assert_eq!(problem["order_id"], first["id"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pass_whose_order_has_ended_is_spent_also_after_a_restart() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(9)).await;
+    let ann = app.buyer("ann");
+    let pass = ann.pass(sale.offer()).await;
+    let order = ann.buy_with(sale.offer(), text(&pass["pass"]), 1, 202).await;
+    ann.call("POST", &format!("/api/v1/orders/{}/cancel", text(&order["id"])), None, 200).await;
+    let spent = ann.buy_with(sale.offer(), text(&pass["pass"]), 1, 200).await;
+    assert_eq!((&spent["id"], &spent["state"]), (&order["id"], &json!("closed")));
+    let app = TestApp::on(app.stop().await, doorbuster::clock::Clock::system(), &[]).await;
+    let spent = app.buyer("ann").buy_with(sale.offer(), text(&pass["pass"]), 1, 200).await;
+    assert_eq!((&spent["id"], &spent["reason"]), (&order["id"], &json!("cancelled")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_pass_of_this_offer_is_refused() {
+    let app = TestApp::start().await;
+    let (sale, other) = (app.publish_directly(draft(9)).await, app.publish_directly(draft(9)).await);
+    let ann = app.buyer("ann");
+    let of_other = ann.pass(other.offer()).await;
+    let good = ann.mint(sale.offer());
+    let flipped = format!("{}{}", if good.starts_with('A') { 'B' } else { 'A' }, &good[1..]);
+    let long = "A".repeat(2_000);
+    for pass in [text(&of_other["pass"]), &flipped, &good[..good.len() - 4], "", "garbled!", &long] {
+        assert_code(&ann.buy_with(sale.offer(), pass, 1, 403).await, "pass_invalid");
+    }
+    let body = json!({"pass": good, "quantity": 1});
+    let unknown = "/api/v1/offers/01k9zq3v8g7m4x2r5w6t0n1pbc/orders";
+    assert_code(&app.call("POST", unknown, None, Some(&body), 404).await, "not_found");
+    assert_code(
+        &app.call("POST", "/api/v1/offers/nonsense/orders", None, Some(&body), 404).await,
+        "not_found",
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expired_pass_shows_its_order_if_there_is_one() {
+    let (app, clock) = with_manual_clock(&[]).await;
+    let sale = app.publish_directly(draft(9)).await;
+    let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
+    let (used, unused) = (ann.pass(sale.offer()).await, bob.pass(sale.offer()).await);
+    let order = ann.buy_with(sale.offer(), text(&used["pass"]), 1, 202).await;
+    app.settled().await;
+    clock.advance(Duration::from_millis(300_001));
+    let seen = ann.buy_with(sale.offer(), text(&used["pass"]), 1, 200).await;
+    assert_eq!(seen["id"], order["id"]);
+    assert_code(&bob.buy_with(sale.offer(), text(&unused["pass"]), 1, 403).await, "pass_expired");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_early_and_nobody_is_late() {
+    let (app, clock) = with_manual_clock(&[]).await;
+    let sale = app.publish_directly(draft_between(20, 40, 9)).await;
+    let ann = app.buyer("ann");
+    let pass = ann.pass(sale.offer()).await;
+    let problem = ann.buy_with(sale.offer(), text(&pass["pass"]), 1, 425).await;
+    assert_code(&problem, "not_open");
+    let left_ms = problem["retry_after_ms"].as_u64().unwrap();
+    assert!((15_000..=21_000).contains(&left_ms), "{left_ms}");
+    clock.advance(Duration::from_millis(left_ms - 1));
+    let problem = ann.buy_with(sale.offer(), text(&pass["pass"]), 1, 425).await;
+    assert_eq!(problem["retry_after_ms"], 1);
+    clock.advance(Duration::from_millis(1));
+    ann.buy_with(sale.offer(), text(&pass["pass"]), 1, 202).await;
+    let late = app.buyer("bob").pass(sale.offer()).await;
+    clock.advance(Duration::from_secs(20));
+    assert_code(&app.buyer("bob").buy_with(sale.offer(), text(&late["pass"]), 1, 410).await, "ended");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_prefers_to_wait_gets_the_recorded_order() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(9)).await;
+    let body = json!({"pass": app.buyer("ann").mint(sale.offer()), "quantity": 1});
+    let request = app.client.post(app.url(&path(&sale))).header("prefer", "wait=2").json(&body);
+    let (status, headers, order) = app.send(request).await;
+    assert_eq!((status, &order["state"]), (201, &json!("awaiting_payment")));
+    let location = format!("/api/v1/orders/{}?offer={}", text(&order["id"]), sale.offer());
+    assert_eq!(headers["location"], location);
+    let seen = app.buyer("ann").call("GET", &location, None, 200).await;
+    assert_eq!(seen, order);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_gone_is_gone_and_too_much_is_told() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(3)).await;
+    app.buyer("ann").buy(sale.offer(), 2, 202).await;
+    let problem = app.buyer("bob").buy(sale.offer(), 2, 409).await;
+    assert_code(&problem, "not_enough");
+    assert_eq!(problem["available"], 1);
+    app.buyer("bob").buy(sale.offer(), 1, 202).await;
+    assert_code(&app.buyer("eve").buy(sale.offer(), 1, 409).await, "sold_out");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_is_not_as_it_must_be_is_told_why() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(9)).await;
+    let pass = app.buyer("ann").mint(sale.offer());
+    let post = |kind: &str, body: String| {
+        app.send(app.client.post(app.url(&path(&sale))).header("content-type", kind).body(body))
+    };
+    let long = "x".repeat(20_000);
+    for (quantity, field) in
+        [("null", true), ("1.5", true), ("\"1\"", true), ("0", true), ("6", true), ("-1", true)]
+    {
+        let (status, _, problem) =
+            post("application/json", format!(r#"{{"pass":"{pass}","quantity":{quantity}}}"#)).await;
+        assert_eq!(status, 422, "{quantity}: {problem}");
+        assert_code(&problem, "invalid_request");
+        assert_eq!(problem["field"] == "quantity", field, "{quantity}: {problem}");
+    }
+    for (kind, body, status, code) in [
+        ("application/json", format!(r#"{{"pass":"{pass}","quantity":1,"more":1}}"#), 422, "invalid_request"),
+        ("application/json", format!(r#"{{"pass":"{pass}"}}"#), 422, "invalid_request"),
+        ("application/json", r#"{"quantity":1}"#.to_owned(), 422, "invalid_request"),
+        ("application/json", "[]".to_owned(), 422, "invalid_request"),
+        ("application/json", "pass=1".to_owned(), 400, "malformed"),
+        ("application/json", format!(r#"{{"pass":"{pass}","#), 400, "malformed"),
+        ("application/json", String::new(), 400, "malformed"),
+        ("text/plain", format!(r#"{{"pass":"{pass}","quantity":1}}"#), 415, "unsupported_media_type"),
+        ("application/json", format!(r#"{{"pass":"{long}","quantity":1}}"#), 413, "too_large"),
+    ] {
+        let (found, headers, problem) = post(kind, body.clone()).await;
+        assert_eq!(found, status, "{body}: {problem}");
+        assert_code(&problem, code);
+        assert_eq!(headers["content-type"], "application/problem+json");
+    }
+    let sent = post("application/json; charset=utf-8", format!(r#"{{"pass":"{pass}","quantity":5}}"#)).await;
+    assert_eq!(sent.0, 202, "nothing of the above took a unit: {}", sent.2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_buyer_who_hammers_is_told_to_slow_down() {
+    let app = TestApp::with(&["limits.per_buyer_per_s=1", "limits.per_buyer_burst=1"]).await;
+    let sale = app.publish_directly(draft(9)).await;
+    let ann = app.buyer("ann");
+    ann.buy_with(sale.offer(), &ann.mint(sale.offer()), 1, 202).await;
+    let problem = ann.buy_with(sale.offer(), &ann.mint(sale.offer()), 1, 429).await;
+    assert_code(&problem, "too_fast");
+    assert!(problem["retry_after_ms"].as_u64().unwrap() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_spelling_of_the_path_is_the_same_try() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(9)).await;
+    let ann = app.buyer("ann");
+    let body = json!({"pass": ann.mint(sale.offer()), "quantity": 1});
+    let path = format!("/api/v1/offers/{}/%6Frders", sale.offer());
+    let direct = app.call("POST", &path.replace("%6F", "o"), None, Some(&body), 202).await;
+    app.settled().await;
+    let spelled = app.client.post(app.url(&path)).json(&body);
+    let (status, _, order) = app.send(spelled).await;
+    // A router that does not decode fixed parts says that there is nothing; it never takes a second unit.
+    assert!(status == 404 || order["id"] == direct["id"], "{status}: {order}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_sale_refuses_tries_until_it_goes_on() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(9)).await;
+    let ann = app.buyer("ann");
+    let pass = ann.mint(sale.offer());
+    app.act(&sale, SaleAction::Pause).await;
+    assert_code(&ann.buy_with(sale.offer(), &pass, 1, 409).await, "paused");
+    app.act(&sale, SaleAction::Resume).await;
+    ann.buy_with(sale.offer(), &pass, 1, 202).await;
+}

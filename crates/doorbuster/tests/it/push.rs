@@ -1,0 +1,266 @@
+//! WebSocket and event streams.
+
+use std::time::Duration;
+
+use doorbuster::edge::limits::Class;
+use doorbuster::telemetry::metrics::PushOutcome;
+use futures_util::{SinkExt as _, StreamExt as _};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::{self, Message};
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+
+use crate::app::{TestApp, TestBuyer, assert_code, draft};
+
+const SOON: Duration = Duration::from_secs(10);
+
+struct Socket(WebSocketStream<MaybeTlsStream<TcpStream>>);
+
+impl Socket {
+    async fn open(app: &TestApp, headers: &[(&'static str, String)]) -> Self {
+        Self::try_open(app, headers).await.unwrap()
+    }
+
+    async fn try_open(app: &TestApp, headers: &[(&'static str, String)]) -> Result<Self, tungstenite::Error> {
+        let mut request = format!("ws://{}/api/v1/events", app.address).into_client_request().unwrap();
+        for (name, value) in headers {
+            request.headers_mut().insert(*name, value.parse().unwrap());
+        }
+        connect_async(request).await.map(|(socket, _)| Self(socket))
+    }
+
+    /// Connects, says who it is, and has heard "ready".
+    async fn of(buyer: &TestBuyer<'_>) -> Self {
+        let mut socket = Self::open(buyer.app, &[]).await;
+        socket.say(&json!({"type": "auth", "token": buyer.token})).await;
+        assert_eq!(socket.hear().await, json!({"type": "ready"}));
+        socket
+    }
+
+    async fn say(&mut self, message: &Value) {
+        self.0.send(Message::text(message.to_string())).await.unwrap();
+    }
+
+    async fn message(&mut self) -> Option<Message> {
+        loop {
+            let message = tokio::time::timeout(SOON, self.0.next()).await.expect("nothing came");
+            match message {
+                Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+                Some(Ok(message)) => return Some(message),
+                Some(Err(_)) | None => return None,
+            }
+        }
+    }
+
+    async fn hear(&mut self) -> Value {
+        let message = self.message().await;
+        let Some(Message::Text(text)) = &message else { panic!("{message:?}") };
+        serde_json::from_str(text).unwrap()
+    }
+
+    /// The code the server closes with.
+    async fn closed(&mut self) -> u16 {
+        let message = self.message().await;
+        let Some(Message::Close(Some(frame))) = message else { panic!("{message:?}") };
+        frame.code.into()
+    }
+}
+
+async fn eventually(condition: impl Fn() -> bool) {
+    for _ in 0..2_000 {
+        if condition() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("not within 10 s");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_socket_tells_live_orders_and_then_every_change() {
+    let app = TestApp::start().await;
+    let (old, new) = (app.publish_directly(draft(3)).await, app.publish_directly(draft(3)).await);
+    let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
+    let before = ann.buy(old.offer(), 1, 202).await;
+    app.settled().await;
+    let mut socket = Socket::open(&app, &[]).await;
+    socket.say(&json!({"type": "hello"})).await;
+    socket.say(&json!(7)).await;
+    socket.0.send(Message::binary(vec![1, 2, 3])).await.unwrap();
+    socket.say(&json!({"type": "auth", "token": ann.token, "more": 1})).await;
+    assert_eq!(socket.hear().await, json!({"type": "ready"}));
+    let told = socket.hear().await;
+    assert_eq!((&told["type"], &told["order"]["id"]), (&json!("order"), &before["id"]));
+    bob.buy(new.offer(), 1, 202).await;
+    let after = ann.buy(new.offer(), 1, 202).await;
+    let told = socket.hear().await;
+    assert_eq!((&told["order"]["id"], &told["order"]["state"]), (&after["id"], &json!("awaiting_payment")));
+    assert_eq!(told["event_id"], format!("{}-2", after["id"].as_str().unwrap()));
+    ann.call("POST", &format!("/api/v1/orders/{}/cancel", before["id"].as_str().unwrap()), None, 200).await;
+    let told = socket.hear().await;
+    assert_eq!((&told["order"]["id"], &told["order"]["state"]), (&before["id"], &json!("closed")));
+    socket.say(&json!({"type": "unheard of"})).await;
+    assert_eq!(app.app.metrics.pushes.get(PushOutcome::Sent), 3);
+    assert_eq!(app.app.metrics.sockets_open.get(), 1);
+    drop(socket);
+    eventually(|| app.app.metrics.sockets_open.get() == 0 && app.app.in_flight.used(Class::Waiter) == 0)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_browser_puts_its_token_into_the_subprotocol() {
+    let app = TestApp::start().await;
+    let ann = app.buyer("ann");
+    let protocols = ("sec-websocket-protocol", format!("doorbuster.v1, bearer.{}", ann.token));
+    let origin = ("origin", format!("http://{}", app.address));
+    let mut socket = Socket::open(&app, &[protocols, origin]).await;
+    assert_eq!(socket.hear().await, json!({"type": "ready"}));
+    let bad = ("sec-websocket-protocol", "doorbuster.v1, bearer.nonsense".to_owned());
+    assert_eq!(Socket::open(&app, &[bad]).await.closed().await, 4401);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_says_nothing_or_nonsense_is_sent_away() {
+    let app = TestApp::start().await;
+    let mut silent = Socket::open(&app, &[]).await;
+    let mut liar = Socket::open(&app, &[]).await;
+    liar.say(&json!({"type": "auth", "token": "nonsense"})).await;
+    assert_eq!(liar.closed().await, 4401);
+    let mut flood = Socket::open(&app, &[]).await;
+    for _ in 0..101 {
+        flood.say(&json!({"type": "flood"})).await;
+    }
+    assert_eq!(flood.closed().await, 4429);
+    let mut large = Socket::of(&app.buyer("ann")).await;
+    large.say(&json!("x".repeat(5_000))).await;
+    assert!(!matches!(large.message().await, Some(Message::Text(_))));
+    assert_eq!(silent.closed().await, 4408);
+    eventually(|| app.app.metrics.sockets_open.get() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn there_are_only_so_many_sockets_per_buyer_and_in_all() {
+    let app = TestApp::with(&["limits.sockets_per_buyer=1", "limits.sockets=2"]).await;
+    let (ann, bob, eve) = (app.buyer("ann"), app.buyer("bob"), app.buyer("eve"));
+    let refused = async |buyer: &TestBuyer<'_>| {
+        let mut socket = Socket::open(&app, &[]).await;
+        socket.say(&json!({"type": "auth", "token": buyer.token})).await;
+        socket.closed().await
+    };
+    let first = Socket::of(&ann).await;
+    assert_eq!(refused(&ann).await, 4429);
+    let (status, _, problem) = app.send(stream_request(&ann)).await;
+    assert_eq!(status, 429);
+    assert_code(&problem, "too_fast");
+    let _second = Socket::of(&bob).await;
+    assert_eq!(refused(&eve).await, 4429);
+    let (status, _, problem) = app.send(stream_request(&eve)).await;
+    assert_eq!(status, 503);
+    assert_code(&problem, "busy");
+    drop(first);
+    eventually(|| app.app.metrics.sockets_open.get() == 1).await;
+    Socket::of(&eve).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_too_many_wait_no_socket_is_opened() {
+    let app = TestApp::with(&["limits.waiters=0"]).await;
+    let ann = app.buyer("ann");
+    assert_eq!(Socket::open(&app, &[]).await.closed().await, 4429);
+    assert_code(&app.send(stream_request(&ann)).await.2, "busy");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_goes_away_says_goodbye_to_its_sockets() {
+    let app = TestApp::start().await;
+    let mut known = Socket::of(&app.buyer("ann")).await;
+    let mut unknown = Socket::open(&app, &[]).await;
+    let stream = stream_request(&app.buyer("bob")).send().await.unwrap();
+    let stopping = tokio::spawn(app.stop());
+    assert_eq!((known.closed().await, unknown.closed().await), (1001, 1001));
+    drop((known, unknown));
+    assert_eq!(stream.text().await.unwrap(), "");
+    tokio::time::timeout(SOON, stopping).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_others_may_not_connect() {
+    let app = TestApp::start().await;
+    let foreign = ("origin", "https://evil.example".to_owned());
+    let Err(tungstenite::Error::Http(response)) = Socket::try_open(&app, &[foreign]).await else {
+        panic!("a foreign page was let in");
+    };
+    assert_eq!(response.status(), 403);
+    let problem: Value = serde_json::from_slice(response.body().as_deref().unwrap()).unwrap();
+    assert_code(&problem, "foreign_origin");
+    let stream = stream_request(&app.buyer("ann")).header("origin", "null");
+    assert_code(&app.send(stream).await.2, "foreign_origin");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plain_request_for_events_is_told_how_to_ask() {
+    let app = TestApp::start().await;
+    let ann = app.buyer("ann");
+    assert_code(&ann.call("GET", "/api/v1/events", None, 400).await, "malformed");
+    let (status, _, problem) =
+        app.send(app.client.get(app.url("/api/v1/events")).header("accept", "text/event-stream")).await;
+    assert_eq!(status, 401);
+    assert_code(&problem, "unauthorized");
+    assert_eq!(app.app.metrics.sockets_open.get(), 0);
+}
+
+fn stream_request(buyer: &TestBuyer<'_>) -> reqwest::RequestBuilder {
+    let request = buyer.app.client.get(buyer.app.url("/api/v1/events"));
+    request.bearer_auth(&buyer.token).header("accept", "text/event-stream")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_stream_tells_the_same() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(3)).await;
+    let ann = app.buyer("ann");
+    let order = ann.buy(sale.offer(), 1, 202).await;
+    app.settled().await;
+    let id = order["id"].as_str().unwrap();
+    let mut response = stream_request(&ann).send().await.unwrap();
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let mut heard = String::new();
+    let mut hear = async |end: &str| {
+        while !heard.contains(end) {
+            let chunk = tokio::time::timeout(SOON, response.chunk()).await.expect("nothing came").unwrap();
+            heard.push_str(std::str::from_utf8(&chunk.unwrap()).unwrap());
+        }
+        heard.clone()
+    };
+    let first = hear("awaiting_payment").await;
+    assert!(first.contains("event: order\n") && first.contains(&format!("id: {id}-2\n")), "{first}");
+    ann.call("POST", &format!("/api/v1/orders/{id}/cancel"), None, 200).await;
+    let second = hear("cancelled").await;
+    assert!(second.contains(&format!("id: {id}-3\n")), "{second}");
+    drop(response);
+    eventually(|| app.app.metrics.sockets_open.get() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_change_falls_between_the_snapshot_and_the_listening() {
+    let app = TestApp::start().await;
+    let sale = app.publish_directly(draft(100)).await;
+    for round in 0..40 {
+        let buyer = app.buyer(&format!("buyer-{round}"));
+        let pass = buyer.mint(sale.offer());
+        // The order is granted, recorded and told while the socket is on its way in, at a different point each time.
+        let (order, mut socket) = tokio::join!(buyer.buy_with(sale.offer(), &pass, 1, 202), async {
+            tokio::time::sleep(Duration::from_micros(round * 50)).await;
+            Socket::of(&buyer).await
+        });
+        let mut told = socket.hear().await;
+        while told["order"]["state"] == "queued" {
+            told = socket.hear().await;
+        }
+        assert_eq!(
+            (&told["order"]["id"], &told["order"]["state"]),
+            (&order["id"], &json!("awaiting_payment"))
+        );
+    }
+}
