@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const VARIABLE: &str = "DOORBUSTER_CRASH_AT";
 
 /// Every point there is, in the order of the funnel.
-pub const POINTS: [&str; 9] = [
+pub const POINTS: [&str; 10] = [
     "journal.appending",
     "journal.committed",
     "journal.telling",
@@ -21,6 +21,7 @@ pub const POINTS: [&str; 9] = [
     "clerk.recorded",
     "desk.cancelled",
     "desk.stock_changed",
+    "desk.acted",
 ];
 
 struct Armed {

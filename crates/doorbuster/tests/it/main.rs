@@ -32,8 +32,14 @@ mod crash;
 /// The whole engine on a disk that breaks.
 mod power_cut;
 
+/// Many buyers at once.
+mod storm;
+
 /// A sale from draft to recorded order.
 mod purchase;
+
+/// Who may call what operators call, and where.
+mod operator_access;
 
 /// Sales and offers, by their operator.
 mod operator_sales;
@@ -52,3 +58,15 @@ mod buyer_orders;
 
 /// WebSocket and event streams.
 mod push;
+
+/// Pause, resume, end; more and less stock while buyers buy.
+mod operator_stock;
+
+/// A sale's live numbers.
+mod operator_stats;
+
+/// Orders, blocks and registrations as operators see them.
+mod operator_orders;
+
+/// Requests with an Idempotency-Key.
+mod operator_repeat;

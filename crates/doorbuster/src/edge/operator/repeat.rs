@@ -21,6 +21,7 @@ use rules::wire::Code;
 
 use super::OPERATOR_BODY_BYTES_MAX;
 use crate::app::App;
+use crate::crash;
 use crate::edge::answer::{self, JSON, PROBLEM_JSON};
 use crate::edge::extract::{has_admin_key, read_within};
 use crate::edge::refusal::{Answer, Refusal};
@@ -114,6 +115,7 @@ async fn once(app: Arc<App>, request: Request, next: Next) -> Answer {
     // To its end, also when the client hangs up: its repeat must find either the turn or the answer.
     let work = async move {
         let response = next.run(request).await;
+        crash::point("desk.acted");
         remember(&turn, this, response).await
     };
     let task = app.tasks.spawn_on(work, &app.runtime);

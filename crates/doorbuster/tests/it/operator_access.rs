@@ -1,0 +1,157 @@
+//! Who may call what operators call, and on which listener. The routes are taken from the OpenAPI document, so that a
+//! new one cannot be forgotten.
+
+use doorbuster::app::Server;
+use doorbuster::clock::Clock;
+use doorbuster::edge::openapi;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::app::{ADMIN_KEY, TestApp, settings};
+
+const AN_ID: &str = "01k9zq3v8g7m4x2r5w6t0n1pbc";
+
+/// Method and path of every operator's call, and what its document says.
+fn admin_calls() -> Vec<(String, String, Value)> {
+    let document = serde_json::to_value(openapi::document()).unwrap();
+    let mut calls = Vec::new();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        if !path.starts_with("/admin/") {
+            continue;
+        }
+        for (method, call) in methods.as_object().unwrap() {
+            calls.push((method.to_uppercase(), path.clone(), call.clone()));
+        }
+    }
+    calls
+}
+
+fn filled_in(path: &str) -> String {
+    let name = |part: &str| if part.starts_with('{') { AN_ID.to_owned() } else { part.to_owned() };
+    path.split('/').map(name).collect::<Vec<_>>().join("/")
+}
+
+#[test]
+fn every_call_of_the_contract_is_there_and_documents_its_refusals() {
+    let calls = admin_calls();
+    let names: Vec<String> = calls.iter().map(|(method, path, _)| format!("{method} {path}")).collect();
+    for call in [
+        "POST /admin/v1/sales",
+        "GET /admin/v1/sales",
+        "GET /admin/v1/sales/{sale}",
+        "PATCH /admin/v1/sales/{sale}",
+        "DELETE /admin/v1/sales/{sale}",
+        "POST /admin/v1/sales/{sale}/offers",
+        "GET /admin/v1/sales/{sale}/offers",
+        "GET /admin/v1/sales/{sale}/offers/{offer}",
+        "PATCH /admin/v1/sales/{sale}/offers/{offer}",
+        "DELETE /admin/v1/sales/{sale}/offers/{offer}",
+        "POST /admin/v1/sales/{sale}/publish",
+        "POST /admin/v1/sales/{sale}/pause",
+        "POST /admin/v1/sales/{sale}/resume",
+        "POST /admin/v1/sales/{sale}/end",
+        "POST /admin/v1/sales/{sale}/preheat",
+        "POST /admin/v1/offers/{offer}/preheat",
+        "POST /admin/v1/offers/{offer}/stock",
+        "GET /admin/v1/sales/{sale}/stats",
+        "GET /admin/v1/sales/{sale}/stream",
+        "GET /admin/v1/sales/{sale}/registrations",
+        "GET /admin/v1/orders",
+        "GET /admin/v1/orders/{order}",
+        "GET /admin/v1/orders/export.csv",
+        "GET /admin/v1/blocks",
+        "GET /admin/v1/blocks/{buyer}",
+        "PUT /admin/v1/blocks/{buyer}",
+        "DELETE /admin/v1/blocks/{buyer}",
+    ] {
+        assert!(names.contains(&call.to_owned()), "{call} is missing");
+    }
+    for (method, path, call) in calls {
+        let refusal = &call["responses"]["401"]["content"]["application/problem+json"]["schema"]["$ref"];
+        assert_eq!(*refusal, "#/components/schemas/Problem", "{method} {path}");
+        assert_eq!(call["security"], json!([{"admin_key": []}]), "{method} {path}");
+    }
+    let document = serde_json::to_value(openapi::document()).unwrap();
+    assert_eq!(document["components"]["securitySchemes"]["admin_key"]["scheme"], "bearer");
+    assert!(document["components"]["schemas"]["Problem"].is_object());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_admin_key_every_call_is_refused_before_anything_else_is_looked_at() {
+    let app = TestApp::start().await;
+    let buyer = app.buyer("ann").token;
+    let almost = &ADMIN_KEY[..ADMIN_KEY.len() - 1];
+    for (method, path, _) in admin_calls() {
+        for path in [filled_in(&path), path.replace(['{', '}'], "~")] {
+            for token in [None, Some(""), Some("wrong"), Some(almost), Some(buyer.as_str())] {
+                let method = reqwest::Method::from_bytes(method.as_bytes()).unwrap();
+                let mut request = app.client.request(method.clone(), app.url(&path)).body("no json");
+                request = request.header("idempotency-key", "k");
+                if let Some(token) = token {
+                    request = request.bearer_auth(token);
+                }
+                let response = request.send().await.unwrap();
+                assert_eq!(response.status(), 401, "{method} {path} {token:?}");
+                assert_eq!(response.json::<Value>().await.unwrap()["code"], "unauthorized");
+            }
+        }
+    }
+    let kept = app.operate("GET", "/admin/v1/sales", None, 200).await;
+    assert_eq!(kept["items"], json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_call_answers_the_key_with_something_it_documents() {
+    let app = TestApp::start().await;
+    for (method, path, call) in admin_calls() {
+        for body in [None, Some(json!({})), Some(json!([1]))] {
+            let name = reqwest::Method::from_bytes(method.as_bytes()).unwrap();
+            let mut request = app.client.request(name, app.url(&filled_in(&path))).bearer_auth(ADMIN_KEY);
+            if let Some(body) = &body {
+                request = request.json(body);
+            }
+            let status = request.send().await.unwrap().status().as_u16();
+            assert!(call["responses"][status.to_string()].is_object(), "{method} {path} {body:?}: {status}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_a_listener_of_their_own_operators_are_met_nowhere_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let bind = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (public, private) = (bind().await, bind().await);
+    let (public_at, private_at) = (public.local_addr().unwrap(), private.local_addr().unwrap());
+    let shutdown = CancellationToken::new();
+    // A trusted proxy on this machine: being local is then no proof of anything.
+    let settings = settings(folder.path(), &["limits.trusted_proxies=127.0.0.1"]);
+    let server =
+        Server::start(settings, Clock::system(), public, Some(private), shutdown.clone()).await.unwrap();
+    let running = tokio::spawn(server.until_the_end());
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let ask = async |at, path: &str| {
+        let request = client.get(format!("http://{at}{path}")).bearer_auth(ADMIN_KEY);
+        request.send().await.unwrap().status().as_u16()
+    };
+    for (method, path, _) in admin_calls() {
+        let method = reqwest::Method::from_bytes(method.as_bytes()).unwrap();
+        let url = format!("http://{public_at}{}", filled_in(&path));
+        let response =
+            client.request(method, url).bearer_auth(ADMIN_KEY).json(&json!({})).send().await.unwrap();
+        assert_eq!(response.status(), 404, "{path}");
+    }
+    assert_eq!((ask(private_at, "/admin/v1/sales").await, ask(private_at, "/api/v1/time").await), (200, 404));
+    assert_eq!(ask(public_at, "/api/v1/time").await, 200);
+    let buy = format!("http://{private_at}/api/v1/offers/{AN_ID}/orders");
+    let bought = client.post(buy).json(&json!({"pass": "x", "quantity": 1})).send().await.unwrap();
+    assert_eq!(bought.status(), 404, "no buyer buys there");
+    let metrics =
+        async |at| client.get(format!("http://{at}/metrics")).send().await.unwrap().status().as_u16();
+    assert_eq!((metrics(private_at).await, metrics(public_at).await), (200, 401));
+    for at in [public_at, private_at] {
+        assert_eq!((ask(at, "/healthz").await, ask(at, "/readyz").await), (200, 200));
+    }
+    shutdown.cancel();
+    running.await.unwrap().unwrap();
+}
