@@ -11,7 +11,7 @@ use super::{Exit, say};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  doorbuster preheat 06FJ2Q7Z0V5N8M3K1T4R6W9XYA")]
+  doorbuster preheat 01m7h12ebbvd5va6f5pvjryvdn")]
 pub struct Preheat {
     sale: SaleId,
     #[command(flatten)]

@@ -30,8 +30,8 @@ const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";
 Examples:
   doorbuster sale create night.json --publish
   doorbuster sale list
-  doorbuster sale stats 06FJ2Q7Z0V5N8M3K1T4R6W9XYA --watch
-  doorbuster sale stock 06FJ2Q7Z10C8S5H2D7P4B9E3GK +50
+  doorbuster sale stats 01m7h12ebbvd5va6f5pvjryvdn --watch
+  doorbuster sale stock 01m7h12ebb6w9scvfaw00tvy23 +50
 A sale file, times in UTC and money in minor units:
   {\"title\": \"1499 night\", \"opens_at\": \"2026-12-01T12:00:00Z\", \"closes_at\": \"2026-12-01T13:00:00Z\",
    \"offers\": [{\"name\": \"Feitian 53\", \"price\": {\"amount\": 149900, \"currency\": \"CNY\"}, \"stock\": 100}]}")]
