@@ -117,6 +117,11 @@ impl Process {
         }
     }
 
+    /// Whether both streams are closed and everything they said is kept.
+    pub fn output_ended(&self) -> bool {
+        self.output.lines.lock().open_streams == 0
+    }
+
     /// A copy of the kept lines, oldest first.
     pub fn lines(&self) -> Vec<Line> {
         self.output.lines.lock().kept.iter().cloned().collect()

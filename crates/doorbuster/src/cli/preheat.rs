@@ -1,6 +1,7 @@
 //! `preheat`: lets the gate know a published sale before its crowd does.
 
 use clap::Args;
+use rules::id::SaleId;
 use serde_json::{Value, json};
 
 use super::reach::{Folder, ReachOptions};
@@ -10,9 +11,9 @@ use super::{Exit, say};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  doorbuster preheat 06FJ2Q7Z0V5N8M3K1T4R6W9XYA")]
+  doorbuster preheat 01m7h12ebbvd5va6f5pvjryvdn")]
 pub struct Preheat {
-    sale: String,
+    sale: SaleId,
     #[command(flatten)]
     reach: ReachOptions,
 }
@@ -30,10 +31,9 @@ impl Preheat {
 }
 
 fn sentence(answer: &Value) -> String {
-    let fields = answer.as_object().into_iter().flatten();
-    let said: Vec<String> = fields
-        .filter(|(_, value)| !value.is_object())
-        .map(|(name, value)| format!("{name} {value}"))
-        .collect();
-    format!("preheated: {}", said.join(", "))
+    let count = |name| answer.get(name).and_then(Value::as_u64).unwrap_or_default();
+    match (count("offers"), count("seeded")) {
+        (offers, 0) => format!("The gate knew all {offers} offers already; nothing was changed."),
+        (offers, seeded) => format!("The gate knows all {offers} offers now, {seeded} of them new."),
+    }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use rules::id::{OfferId, SaleId};
 use rules::money::Money;
 use rules::wire::{Page, Stats};
 use serde_json::{Value, json};
@@ -29,8 +30,8 @@ const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";
 Examples:
   doorbuster sale create night.json --publish
   doorbuster sale list
-  doorbuster sale stats 06FJ2Q7Z0V5N8M3K1T4R6W9XYA --watch
-  doorbuster sale stock 06FJ2Q7Z10C8S5H2D7P4B9E3GK +50
+  doorbuster sale stats 01m7h12ebbvd5va6f5pvjryvdn --watch
+  doorbuster sale stock 01m7h12ebb6w9scvfaw00tvy23 +50
 A sale file, times in UTC and money in minor units:
   {\"title\": \"1499 night\", \"opens_at\": \"2026-12-01T12:00:00Z\", \"closes_at\": \"2026-12-01T13:00:00Z\",
    \"offers\": [{\"name\": \"Feitian 53\", \"price\": {\"amount\": 149900, \"currency\": \"CNY\"}, \"stock\": 100}]}")]
@@ -53,25 +54,25 @@ enum Command {
     /// Lists all sales, newest first.
     List,
     /// Shows one sale with its offers.
-    Show { sale: String },
+    Show { sale: SaleId },
     /// Shows it to buyers and loads it into the gate; it sells inside its window.
-    Publish { sale: String },
+    Publish { sale: SaleId },
     /// Refuses orders for now; passes are still given.
-    Pause { sale: String },
+    Pause { sale: SaleId },
     /// Goes on after a pause.
-    Resume { sale: String },
+    Resume { sale: SaleId },
     /// Ends it for good; orders already made may still be paid.
-    End { sale: String },
+    End { sale: SaleId },
     /// Shows live numbers: funnel, stock, queue.
     Stats {
-        sale: String,
+        sale: SaleId,
         /// Again every second, until Ctrl-C.
         #[arg(long)]
         watch: bool,
     },
     /// Raises (+50) or lowers (-20) the stock of an offer, also during the sale.
     Stock {
-        offer: String,
+        offer: OfferId,
         #[arg(allow_hyphen_values = true)]
         change: i64,
         /// Names the change: the same name again changes nothing and answers what the first did.
@@ -79,7 +80,7 @@ enum Command {
         change_id: Option<String>,
     },
     /// Deletes a draft.
-    Delete { sale: String },
+    Delete { sale: SaleId },
 }
 
 impl Sale {
@@ -120,24 +121,24 @@ impl Desk<'_> {
         match command {
             Command::Create { publish, .. } => self.create(draft, *publish).await,
             Command::List => self.list().await,
-            Command::Show { sale } => self.show(&self.client.get(&path_of(sale)).await?),
-            Command::Publish { sale } => self.act(sale, "publish").await,
-            Command::Pause { sale } => self.act(sale, "pause").await,
-            Command::Resume { sale } => self.act(sale, "resume").await,
-            Command::End { sale } => self.act(sale, "end").await,
-            Command::Stats { sale, watch } => self.stats(sale, *watch).await,
+            Command::Show { sale } => self.show(&self.client.get(&path_of(*sale)).await?),
+            Command::Publish { sale } => self.act(*sale, "publish").await,
+            Command::Pause { sale } => self.act(*sale, "pause").await,
+            Command::Resume { sale } => self.act(*sale, "resume").await,
+            Command::End { sale } => self.act(*sale, "end").await,
+            Command::Stats { sale, watch } => self.stats(*sale, *watch).await,
             Command::Stock { offer, change, change_id } => {
-                self.stock(offer, *change, change_id.as_ref()).await
+                self.stock(*offer, *change, change_id.as_ref()).await
             }
-            Command::Delete { sale } => self.delete(sale).await,
+            Command::Delete { sale } => self.delete(*sale).await,
         }
     }
 
     async fn create(&self, draft: &Value, publish: bool) -> anyhow::Result<()> {
         let mut sale: Value = self.client.post("/admin/v1/sales", draft).await?;
-        let id = text(&sale, "id").to_owned();
+        let id: SaleId = text(&sale, "id").parse().context("the server made a sale without an id")?;
         if publish {
-            sale = self.client.post(&format!("{}/publish", path_of(&id)), &json!({})).await?;
+            sale = self.client.post(&format!("{}/publish", path_of(id)), &json!({})).await?;
         }
         self.show(&sale)?;
         if !publish && !self.json {
@@ -217,7 +218,7 @@ impl Desk<'_> {
         Ok(())
     }
 
-    async fn act(&self, sale: &str, action: &str) -> anyhow::Result<()> {
+    async fn act(&self, sale: SaleId, action: &str) -> anyhow::Result<()> {
         let changed: Value = self.client.post(&format!("{}/{action}", path_of(sale)), &json!({})).await?;
         if self.json {
             say::answer(&changed.to_string());
@@ -232,7 +233,7 @@ impl Desk<'_> {
         Ok(())
     }
 
-    async fn stats(&self, sale: &str, watch: bool) -> anyhow::Result<()> {
+    async fn stats(&self, sale: SaleId, watch: bool) -> anyhow::Result<()> {
         let path = format!("{}/stats", path_of(sale));
         if !watch {
             let stats: Value = self.client.get(&path).await?;
@@ -261,7 +262,7 @@ impl Desk<'_> {
         Ok(stats_text(&read))
     }
 
-    async fn stock(&self, offer: &str, change: i64, change_id: Option<&String>) -> anyhow::Result<()> {
+    async fn stock(&self, offer: OfferId, change: i64, change_id: Option<&String>) -> anyhow::Result<()> {
         let change_id = change_id.cloned().unwrap_or_else(random_text);
         let body = json!({"change": change, "change_id": change_id});
         let answer: Value = self.client.post(&format!("/admin/v1/offers/{offer}/stock"), &body).await?;
@@ -273,14 +274,14 @@ impl Desk<'_> {
         Ok(())
     }
 
-    async fn delete(&self, sale: &str) -> anyhow::Result<()> {
+    async fn delete(&self, sale: SaleId) -> anyhow::Result<()> {
         let answer = self.client.delete(&path_of(sale)).await?;
         say::answer(&if self.json { answer.to_string() } else { format!("{sale} is deleted.") });
         Ok(())
     }
 }
 
-fn path_of(sale: &str) -> String {
+fn path_of(sale: SaleId) -> String {
     format!("/admin/v1/sales/{sale}")
 }
 

@@ -16,6 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use super::answer::{self, Body, Extra};
 use super::extract::{self, KnownBuyer};
 use super::limits::{Class, IpKey, Permit};
+use super::refusal::Refusal;
 use super::server::Audience;
 use super::{buyer, health, openapi, operator};
 use crate::app::App;
@@ -77,8 +78,8 @@ pub fn build(app: &Arc<App>) -> Routers {
     }
 }
 
-fn extract_refusal(code: Code) -> super::refusal::Refusal {
-    super::refusal::Refusal::new(code)
+fn extract_refusal(code: Code) -> Refusal {
+    Refusal::new(code)
 }
 
 /// Routes a request that is not a try.
@@ -105,7 +106,7 @@ pub async fn route(
             answer::secure(response.headers_mut());
             (class, response.map(Either::Right))
         }
-        Err(refusal) => (class, refusal),
+        Err(refusal) => (class, refusal.into_body_response()),
     }
 }
 
@@ -116,7 +117,7 @@ fn admit(
     audience: Audience,
     peer: IpAddr,
     mut request: Request<Incoming>,
-) -> Result<(Held, Request<axum::body::Body>), Response<Body>> {
+) -> Result<(Held, Request<axum::body::Body>), Refusal> {
     let client = app.client_ip.of(peer, super::forwarded_for(request.headers()));
     let known = if class == RequestClass::Buyer { known_buyer(app, request.headers()) } else { None };
     let reserved = has_reserve(class, request.method(), request.uri().path());
@@ -157,18 +158,18 @@ enum Held {
     Waiting(WaiterPermit),
 }
 
-fn enter(app: &App, class: Class, shed: Shed) -> Result<Permit, Response<Body>> {
+fn enter(app: &App, class: Class, shed: Shed) -> Result<Permit, Refusal> {
     app.in_flight.enter(class).map_err(|_| {
         app.metrics.shed.inc(shed);
-        answer::refuse(Code::Busy)
+        Refusal::new(Code::Busy)
     })
 }
 
-fn check_address(app: &App, client: IpAddr) -> Result<(), Response<Body>> {
+fn check_address(app: &App, client: IpAddr) -> Result<(), Refusal> {
     app.address_rate.check(IpKey::from(client)).map_err(|too_fast| {
         app.metrics.shed.inc(Shed::PerIp);
         let retry_after_ms = Some(too_fast.retry_after_ms);
-        answer::problem(Code::TooFast, Extra { retry_after_ms, ..Extra::default() })
+        Refusal::with(Code::TooFast, Extra { retry_after_ms, ..Extra::default() })
     })
 }
 

@@ -17,12 +17,17 @@ const SHARDS: usize = 64;
 /// Changes a listener may lag behind before it is cut off.
 const LISTENER_QUEUE: usize = 64;
 
-type Shards<K, V> = Box<[Mutex<HashMap<K, Vec<V>>>]>;
+type Change = Arc<OrderView>;
+
+/// Those who wait for one key, each under a number of its own.
+type Shard<K, V> = Mutex<HashMap<K, Vec<(u64, V)>>>;
+
+type Shards<K, V> = Box<[Shard<K, V>]>;
 
 #[derive(Debug)]
 pub struct Hub {
-    listeners: Shards<BuyerId, (u64, mpsc::Sender<Arc<OrderView>>)>,
-    watchers: Shards<OrderId, (u64, oneshot::Sender<Arc<OrderView>>)>,
+    listeners: Shards<BuyerId, mpsc::Sender<Change>>,
+    watchers: Shards<OrderId, oneshot::Sender<Change>>,
     /// Open sockets of all buyers.
     listening: AtomicUsize,
     /// Listeners and watchers together: while it is zero, nobody needs to be looked for.
@@ -155,25 +160,19 @@ impl Hub {
         u64::try_from(self.next_id.fetch_add(1, Ordering::Relaxed)).unwrap_or(u64::MAX)
     }
 
-    fn listener_shard(
-        &self,
-        buyer: &BuyerId,
-    ) -> Option<&Mutex<HashMap<BuyerId, Vec<(u64, mpsc::Sender<Arc<OrderView>>)>>>> {
+    fn listener_shard(&self, buyer: &BuyerId) -> Option<&Shard<BuyerId, mpsc::Sender<Change>>> {
         let hash = usize::try_from(self.hasher.hash_one(buyer) & 0xffff).unwrap_or(0);
         self.listeners.get(hash % SHARDS)
     }
 
-    fn watcher_shard(
-        &self,
-        order: OrderId,
-    ) -> Option<&Mutex<HashMap<OrderId, Vec<(u64, oneshot::Sender<Arc<OrderView>>)>>>> {
+    fn watcher_shard(&self, order: OrderId) -> Option<&Shard<OrderId, oneshot::Sender<Change>>> {
         let random = usize::try_from((order.0 >> 32) & 0xffff).unwrap_or(0);
         self.watchers.get(random % SHARDS)
     }
 }
 
 /// Takes one ear out of its list, and the list out of the map when it was the last.
-fn leave<K: std::hash::Hash + Eq, V>(hub: &Hub, shard: &Mutex<HashMap<K, Vec<(u64, V)>>>, key: &K, id: u64) {
+fn leave<K: std::hash::Hash + Eq, V>(hub: &Hub, shard: &Shard<K, V>, key: &K, id: u64) {
     let mut shard = shard.lock();
     let Some(ears) = shard.get_mut(key) else { return };
     let before = ears.len();

@@ -14,6 +14,9 @@
 /// A server of its own for each test, and people who talk to it.
 mod app;
 
+/// The real binary, as people and scripts run it.
+mod cli;
+
 /// The contract of every gate.
 mod gate_contract;
 

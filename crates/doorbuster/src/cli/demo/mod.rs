@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::verdict::Verdict;
-use super::client::{Client, throwaway_secret};
+use super::client::{Client, random_text, throwaway_secret};
 use super::run_file::url;
 use super::serve::bind;
 use super::signals::Signals;
@@ -95,7 +95,7 @@ impl Demo {
         let stays = !self.exit && ended.is_ok();
         if stays && !shop.shutdown.is_cancelled() {
             if !self.json {
-                say::answer("\nThe shop stays open at the addresses above. Ctrl-C ends it.");
+                say::answer("The shop stays open at the addresses above. Ctrl-C ends it.");
             }
             signals.next().await;
         }
@@ -113,6 +113,15 @@ impl Demo {
         }
         let verdict = self.let_them_in(shop, &sale).await?;
         say::answer(&if self.json { verdict.to_json(&shop.url()).to_string() } else { verdict.to_text() });
+        if !self.json && !self.exit {
+            let offer = sale.offers.first().map(|offer| offer.id.to_string()).unwrap_or_default();
+            say::answer("  More units for whoever comes now:");
+            say::answer(&format!(
+                "    doorbuster sale stock {offer} +10 --server {} --admin-key {}\n",
+                shop.url(),
+                shop.admin_key
+            ));
+        }
         Ok(if verdict.kept() { Exit::Done } else { Exit::Violated })
     }
 
@@ -148,16 +157,12 @@ impl Demo {
             format!("  metrics    {url}/metrics"),
             format!("  admin key  {}", shop.admin_key),
             String::new(),
-            bold.on("  Buy one yourself:"),
-            format!(
-                "    TOKEN=$(curl -s {url}/api/v1/demo/login --json '{{\"buyer\":\"me\"}}' | sed 's/.*\"token\":\"\\([^\"]*\\)\".*/\\1/')"
-            ),
-            format!(
-                "    PASS=$(curl -s {url}/api/v1/offers/{offer}/pass -H \"Authorization: Bearer $TOKEN\" --json '{{}}' | sed 's/.*\"pass\":\"\\([^\"]*\\)\".*/\\1/')"
-            ),
-            format!(
-                "    curl -i {url}/api/v1/offers/{offer}/orders -H 'Prefer: wait=2' --json \"{{\\\"pass\\\":\\\"$PASS\\\",\\\"quantity\\\":1}}\""
-            ),
+            bold.on("  Buy one yourself, in another terminal:"),
+            format!("    SHOP={url} OFFER={offer}"),
+            "    field() { sed 's/.*\"'$1'\":\"\\([^\"]*\\)\".*/\\1/'; }".to_owned(),
+            "    TOKEN=$(curl -s $SHOP/api/v1/demo/login --json '{\"buyer\":\"me\"}' | field token)".to_owned(),
+            "    PASS=$(curl -s $SHOP/api/v1/offers/$OFFER/pass --oauth2-bearer $TOKEN --json '{}' | field pass)".to_owned(),
+            "    curl -i $SHOP/api/v1/offers/$OFFER/orders -H 'Prefer: wait=2' --json '{\"pass\":\"'$PASS'\",\"quantity\":1}'".to_owned(),
             String::new(),
         ];
         say::answer(&lines.join("\n"));
@@ -185,7 +190,7 @@ impl Demo {
             failed = watching.show() => return Err(failed),
         };
         let after = shop.when_quiet(sale).await?;
-        Ok(Verdict::of(&outcome, &before, &after))
+        Ok(Verdict::of(&outcome, sale.opens_at, &before, &after))
     }
 }
 
@@ -212,7 +217,7 @@ impl Shop {
             .tempdir()
             .context("no temporary folder can be made; set TMPDIR to a folder that can be written")?;
         let (listener, address, moved) = bind_or_any(&demo.listen)?;
-        let (admin_key, auth_secret) = (throwaway_secret(), throwaway_secret());
+        let (admin_key, auth_secret) = (random_text(), throwaway_secret());
         let mut flags = vec![
             format!("listen={address}"),
             format!("data_dir={}", folder.path().display()),

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use rules::time::UnixMs;
 use rules::wire::{Code, Stats};
 use serde_json::{Value, json};
 use stampede::crowd::{Outcome, Snapshot};
@@ -101,6 +102,11 @@ impl Buyers {
     }
 }
 
+fn sold_within(histories: &[History], opens_at: UnixMs) -> Duration {
+    let made = histories.iter().flat_map(History::orders).map(|order| opens_at.ms_until(order.created_at));
+    Duration::from_millis(made.max().unwrap_or_default())
+}
+
 #[derive(Debug)]
 pub struct Verdict {
     totals: Snapshot,
@@ -109,11 +115,13 @@ pub struct Verdict {
     stock: u64,
     free: u64,
     sold: u64,
+    /// From the opening to the last unit that was granted.
+    sold_within: Duration,
     findings: Vec<(Promise, String)>,
 }
 
 impl Verdict {
-    pub fn of(outcome: &Outcome, before: &Stats, after: &Stats) -> Self {
+    pub fn of(outcome: &Outcome, opens_at: UnixMs, before: &Stats, after: &Stats) -> Self {
         let evidence = Evidence { histories: &outcome.histories, after, alone_since: Some(before) };
         let found = judge(&evidence);
         let mut findings: Vec<(Promise, String)> =
@@ -145,6 +153,7 @@ impl Verdict {
             stock: units(|offer| offer.stock),
             free: units(|offer| offer.free),
             sold: units(|offer| offer.held.saturating_add(offer.sold)),
+            sold_within: sold_within(&outcome.histories, opens_at),
             findings,
         }
     }
@@ -189,7 +198,12 @@ impl Verdict {
         let (bold, dim) = (Paint::bold(), Paint::dim());
         let buyers = self.buyers;
         let mut lines = vec![
-            bold.on(&format!("  {} of {} sold", thousands(self.sold), thousands(self.stock))),
+            String::new(),
+            format!(
+                "  {}, the last one {} after the opening",
+                bold.on(&format!("{} of {} sold", thousands(self.sold), thousands(self.stock))),
+                span(self.sold_within)
+            ),
             String::new(),
             format!("  bought     {:>7}  each holds a recorded order", thousands(buyers.won)),
             format!("  sold out   {:>7}  told at once", thousands(buyers.sold_out)),
@@ -214,6 +228,7 @@ impl Verdict {
         ));
         lines.push(String::new());
         Promise::ALL.into_iter().for_each(|promise| self.promise_text(promise, &mut lines));
+        lines.push(String::new());
         lines.join("\n")
     }
 
@@ -262,6 +277,7 @@ impl Verdict {
             },
             "refused": self.totals.refused,
             "order_call_us": {"count": call.count, "p50": call.p50_us, "p90": call.p90_us, "p99": call.p99_us, "max": call.max_us},
+            "sold_within_ms": u64::try_from(self.sold_within.as_millis()).unwrap_or(u64::MAX),
             "elapsed_ms": u64::try_from(self.elapsed.as_millis()).unwrap_or(u64::MAX),
             "kept": self.kept(),
             "promises": Promise::ALL.map(promise),

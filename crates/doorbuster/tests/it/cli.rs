@@ -1,0 +1,352 @@
+//! The real binary, started as people and scripts start it: what it says, where, and with which code it ends.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testkit::process::{Process, Program, Stream};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const ADMIN_KEY: &str = "planted-admin-key-0123456789abcdef0123456789abcdef";
+const AUTH_SECRET: &str = "planted-auth-secret-0123456789abcdef0123456789abcdef";
+const PASS_SECRET: &str = "planted-pass-secret-0123456789abcdef0123456789abcdef";
+
+/// How a run ended and what it said.
+struct Ended {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ended {
+    fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.out, self.err);
+        self
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.out))
+    }
+}
+
+fn program(args: &[&str]) -> Program {
+    Program::new(env!("CARGO_BIN_EXE_doorbuster")).args(args)
+}
+
+fn end(process: &Process) -> Ended {
+    let code = process.wait(PATIENCE).unwrap().code();
+    // The pipes are read by threads of their own, which may be a step behind the end.
+    testkit::eventually(PATIENCE, || process.output_ended());
+    let of = |wanted: Stream| {
+        let lines = process.lines().into_iter().filter(|line| line.stream == wanted);
+        lines.map(|line| line.text + "\n").collect::<String>()
+    };
+    Ended { code, out: of(Stream::Stdout), err: of(Stream::Stderr) }
+}
+
+fn run(args: &[&str]) -> Ended {
+    end(&program(args).start().unwrap())
+}
+
+fn with_secrets(program: Program) -> Program {
+    program
+        .env("DOORBUSTER_ADMIN_KEY", ADMIN_KEY)
+        .env("DOORBUSTER_AUTH__HS256_SECRET", AUTH_SECRET)
+        .env("DOORBUSTER_PASS__SECRET", PASS_SECRET)
+}
+
+/// A data folder, and servers and commands on it.
+struct Shop {
+    folder: TempDir,
+}
+
+impl Shop {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self) -> &str {
+        self.folder.path().to_str().unwrap()
+    }
+
+    fn start(&self, more: &[&str]) -> Process {
+        let args = ["serve", "--data-dir", self.path(), "--listen", "127.0.0.1:0"];
+        with_secrets(program(&args).args(more)).start().unwrap()
+    }
+
+    fn started(&self) -> Process {
+        let server = self.start(&[]);
+        server.wait_for_line("listening on http://127.0.0.1:", PATIENCE).unwrap();
+        server
+    }
+
+    fn run(&self, args: &[&str]) -> Ended {
+        let args = with_secrets(program(args).args(["--data-dir", self.path()]));
+        end(&args.start().unwrap())
+    }
+
+    fn run_json(&self, args: &[&str]) -> Value {
+        self.run(&[args, &["--json"]].concat()).expect(0).json()
+    }
+
+    fn draft(&self, stock: u32) -> PathBuf {
+        let path = self.folder.path().join("night.json");
+        std::fs::write(&path, crate::app::draft(stock).to_string()).unwrap();
+        path
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn serve_without_secrets_is_refused_and_each_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = run(&["serve", "--data-dir", text(folder.path())]).expect(1);
+    for name in ["DOORBUSTER_ADMIN_KEY", "DOORBUSTER_PASS__SECRET", "DOORBUSTER_AUTH__HS256_SECRET"] {
+        assert!(ended.err.contains(name), "{name}: {}", ended.err);
+    }
+    assert_eq!((ended.err.lines().count(), ended.out.as_str()), (3, ""));
+}
+
+#[test]
+fn serve_says_where_it_listens_and_ends_in_order_when_asked() {
+    let shop = Shop::new();
+    let server = shop.start(&["--set", "operator_listen=127.0.0.1:0"]);
+    let line = server.wait_for_line("listening on", PATIENCE).unwrap();
+    let operator = server.wait_for_line("operator listening on", PATIENCE).unwrap();
+    let run_file = shop.folder.path().join("run.json");
+    let told: Value = serde_json::from_slice(&std::fs::read(&run_file).unwrap()).unwrap();
+    assert_eq!(line, format!("listening on {}", told["url"].as_str().unwrap()));
+    assert_eq!(operator, format!("operator listening on {}", told["operator_url"].as_str().unwrap()));
+    assert_eq!(told["pid"], server.id());
+    server.terminate().unwrap();
+    let ended = end(&server).expect(0);
+    assert_eq!(
+        ended.out.lines().count(),
+        2,
+        "standard output carries the lines and nothing else: {}",
+        ended.out
+    );
+    assert!(!run_file.exists());
+}
+
+#[test]
+fn an_idle_server_does_not_wait_for_the_end_of_its_drain() {
+    let shop = Shop::new();
+    let server = shop.start(&["--set", "drain_s=600"]);
+    server.wait_for_line("listening on", PATIENCE).unwrap();
+    server.terminate().unwrap();
+    end(&server).expect(0);
+}
+
+#[test]
+fn a_second_process_on_the_same_folder_is_refused_in_a_sentence() {
+    let shop = Shop::new();
+    let first = shop.started();
+    let refused = end(&shop.start(&[])).expect(1);
+    let sentence = format!("another doorbuster (process {}) uses the data folder", first.id());
+    assert!(refused.err.contains(&sentence), "{}", refused.err);
+    let refused = shop.run(&["migrate"]).expect(1);
+    assert!(refused.err.contains(&sentence), "{}", refused.err);
+}
+
+#[test]
+fn a_taken_port_is_named_with_what_to_do() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let shop = Shop::new();
+    let args = ["serve", "--data-dir", shop.path(), "--listen", &address];
+    let refused = end(&with_secrets(program(&args)).start().unwrap()).expect(1);
+    assert!(refused.err.contains(&address) && refused.err.contains("choose another port"), "{}", refused.err);
+}
+
+#[test]
+fn settings_are_checked_and_printed_without_their_secrets() {
+    let shop = Shop::new();
+    let checked = shop.run(&["config", "check"]).expect(0);
+    let printed = shop.run(&["config", "print", "--set", "limits.in_flight=77"]).expect(0);
+    assert!(printed.out.contains("in_flight = 77") && printed.out.contains("admin_key = \"(set)\""));
+    let wrong =
+        shop.run(&["config", "check", "--set", "limits.in_flight=0", "--set", "drain_s=9999"]).expect(1);
+    assert!(wrong.err.contains("limits.in_flight") && wrong.err.contains("drain_s"), "{}", wrong.err);
+    let unknown = shop.run(&["config", "check", "--set", "lissten=1"]).expect(1);
+    assert!(unknown.err.contains("did you mean `listen`?"), "{}", unknown.err);
+    for said in [&checked, &printed, &wrong, &unknown] {
+        assert!(!said.out.contains("planted") && !said.err.contains("planted"), "{}{}", said.out, said.err);
+    }
+    let missing = run(&["serve", "--config", "/nowhere/shop.toml"]).expect(1);
+    assert!(missing.err.contains("/nowhere/shop.toml cannot be read"), "{}", missing.err);
+    let default = run(&["config", "default"]).expect(0);
+    assert_eq!(default.out.trim_end(), doorbuster::config::DEFAULT_TOML.trim_end());
+}
+
+#[test]
+fn the_openapi_document_is_printed() {
+    let document = run(&["openapi"]).expect(0).json();
+    assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
+    assert!(document["paths"]["/api/v1/time"]["get"].is_object());
+    assert!(document["paths"]["/admin/v1/sales"]["post"].is_object());
+}
+
+#[test]
+fn shells_get_completions() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(&["completions", shell]).expect(0).out;
+        assert!(script.contains("doorbuster") && script.contains("preheat"), "{shell}");
+    }
+}
+
+#[test]
+fn wrong_usage_ends_with_code_two() {
+    run(&["--frobnicate"]).expect(2);
+    run(&["serve", "--frobnicate"]).expect(2);
+    run(&["frobnicate"]).expect(2);
+    run(&["sale", "show", "not-an-id"]).expect(2);
+    run(&["demo", "--open-in", "soon"]).expect(2);
+    run(&["demo", "--stock", "0"]).expect(2);
+    assert!(run(&["--version"]).expect(0).out.starts_with("doorbuster 0."));
+}
+
+#[test]
+fn help_has_examples_everywhere() {
+    for command in ["demo", "serve", "sale", "preheat", "migrate", "config", "openapi", "completions"] {
+        let help = run(&[command, "--help"]).expect(0).out;
+        assert!(
+            help.contains(&format!("doorbuster {command}")) && help.contains("Examples:"),
+            "{command}: {help}"
+        );
+    }
+}
+
+#[test]
+fn a_folder_is_migrated_once() {
+    let shop = Shop::new();
+    let made = shop.run(&["migrate"]).expect(0).out;
+    assert!(made.contains("ledger: made, version") && made.contains("journal: made, version"), "{made}");
+    let again = shop.run(&["migrate"]).expect(0).out;
+    assert!(again.contains("ledger: already at version"), "{again}");
+    assert_eq!(shop.run_json(&["migrate"])["ledger"]["from"], shop.run_json(&["migrate"])["ledger"]["to"]);
+}
+
+/// The same commands find a running server and a folder without one.
+fn operate(shop: &Shop) {
+    let draft = shop.draft(7);
+    let sale = shop.run_json(&["sale", "create", text(&draft)]);
+    assert_eq!(sale["state"], "draft");
+    let id = sale["id"].as_str().unwrap();
+    let offer = sale["offers"][0]["id"].as_str().unwrap();
+    assert!(shop.run(&["sale", "list"]).expect(0).out.contains(id));
+    let said = shop.run(&["sale", "publish", id]).expect(0).out;
+    assert!(said.contains("is published (open)"), "{said}");
+    assert!(shop.run(&["preheat", id]).expect(0).out.contains("knew all 1 offers already"));
+    assert_eq!(shop.run_json(&["sale", "stock", offer, "-2", "--change-id", "fewer"])["stock"], 5);
+    assert_eq!(shop.run_json(&["sale", "stock", offer, "-2", "--change-id", "fewer"])["stock"], 5);
+    let stats = shop.run_json(&["sale", "stats", id]);
+    let numbers = &stats["offers"][0];
+    assert_eq!((&numbers["stock"], &numbers["free"], &numbers["held"]), (&json!(5), &json!(5), &json!(0)));
+    let table = shop.run(&["sale", "stats", id]).expect(0).out;
+    assert!(table.contains("GRANTED") && table.contains("queue: 0 claims"), "{table}");
+    assert!(shop.run(&["sale", "pause", id]).expect(0).out.contains("is paused"));
+    assert!(shop.run(&["sale", "resume", id]).expect(0).out.contains("is published"));
+    let refused = shop.run(&["sale", "delete", id]).expect(1);
+    assert!(refused.err.contains("sale show"), "what to do next: {}", refused.err);
+    assert!(shop.run(&["sale", "end", id]).expect(0).out.contains("is ended (closed)"));
+    let shown = shop.run(&["sale", "show", id]).expect(0).out;
+    assert!(shown.contains("1499 night") && shown.contains("1499.00 CNY"), "{shown}");
+}
+
+#[test]
+fn sales_are_operated_on_a_running_server() {
+    let shop = Shop::new();
+    let server = shop.started();
+    operate(&shop);
+    let wrong = shop.run(&["sale", "list", "--admin-key", "wrong"]).expect(1);
+    assert!(wrong.err.contains("DOORBUSTER_ADMIN_KEY"), "{}", wrong.err);
+    server.terminate().unwrap();
+    end(&server).expect(0);
+}
+
+#[test]
+fn sales_are_operated_while_no_server_runs() {
+    let shop = Shop::new();
+    operate(&shop);
+    let server = shop.started();
+    assert_eq!(
+        shop.run_json(&["sale", "list"])["items"].as_array().unwrap().len(),
+        1,
+        "the server sees what was done"
+    );
+    server.kill().unwrap();
+    server.wait(PATIENCE).unwrap();
+    assert!(shop.folder.path().join("run.json").exists(), "a killed server takes nothing back");
+    assert_eq!(
+        shop.run_json(&["sale", "list"])["items"].as_array().unwrap().len(),
+        1,
+        "and is not waited for"
+    );
+}
+
+#[test]
+fn a_draft_that_is_wrong_names_the_field() {
+    let shop = Shop::new();
+    let path = shop.folder.path().join("night.json");
+    let mut draft = crate::app::draft(1);
+    draft["offers"][0]["price"]["amount"] = json!(-1);
+    std::fs::write(&path, draft.to_string()).unwrap();
+    let refused = shop.run(&["sale", "create", text(&path)]).expect(1);
+    assert!(refused.err.contains("offers[0].price.amount"), "{}", refused.err);
+    std::fs::write(&path, "{").unwrap();
+    assert!(shop.run(&["sale", "create", text(&path)]).expect(1).err.contains("is no JSON"));
+}
+
+#[test]
+fn a_folder_without_a_ledger_is_not_begun_by_looking() {
+    let shop = Shop::new();
+    let refused = shop.run(&["sale", "list"]).expect(1);
+    assert!(refused.err.contains("--data-dir"), "{}", refused.err);
+    assert_eq!(std::fs::read_dir(shop.folder.path()).unwrap().count(), 0);
+    let refused = shop.run(&["sale", "list", "--server", "http://127.0.0.1:1"]).expect(1);
+    assert!(refused.err.contains("no answer from http://127.0.0.1:1"), "{}", refused.err);
+}
+
+const DEMO: [&str; 10] =
+    ["demo", "--exit", "--crowd", "300", "--stock", "20", "--open-in", "1s", "--listen", "127.0.0.1:0"];
+
+#[test]
+fn the_demo_sells_everything_once_and_says_so() {
+    let said = run(&DEMO).expect(0).out;
+    assert!(said.contains("20 of 20 sold"), "{said}");
+    for promise in ["never oversold", "no unit stranded", "one order per buyer", "everybody got an answer"] {
+        assert!(said.contains(&format!("✓ {promise}")), "{promise}: {said}");
+    }
+    assert!(!said.contains('\x1b'), "no colour where there is no terminal");
+}
+
+#[test]
+fn the_demo_speaks_json_to_scripts() {
+    let verdict = run(&[&DEMO[..], &["--json"]].concat()).expect(0).json();
+    assert_eq!((&verdict["sold"], &verdict["free"], &verdict["kept"]), (&json!(20), &json!(0), &json!(true)));
+    assert_eq!(verdict["buyers"]["won"], 20);
+    assert_eq!(verdict["promises"].as_array().unwrap().len(), 5);
+    assert!(verdict["order_call_us"]["count"].as_u64().unwrap() >= 280);
+}
+
+#[test]
+fn the_demo_takes_a_free_port_when_its_own_is_taken_and_leaves_nothing() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let demo = program(&["demo", "--crowd", "0", "--listen", &address]).env("TMPDIR", folder.path());
+    let demo = demo.start().unwrap();
+    demo.wait_for_line("listening on http://127.0.0.1:", PATIENCE).unwrap();
+    demo.wait_for_line(&format!("{address} is taken"), PATIENCE).unwrap();
+    demo.wait_for_line("The shop stays open", PATIENCE).unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    demo.terminate().unwrap();
+    end(&demo).expect(0);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
