@@ -88,19 +88,25 @@ impl Demo {
     pub async fn run(self) -> anyhow::Result<Exit> {
         let mut signals = Signals::listen()?;
         let shop = Shop::open(&self).await?;
-        let ended = tokio::select! {
-            ended = self.show(&shop) => ended,
-            () = signals.next() => Ok(Exit::Done),
+        let shown = tokio::select! {
+            shown = self.show(&shop) => Some(shown),
+            () = signals.next() => None,
         };
-        let stays = !self.exit && ended.is_ok();
-        if stays && !shop.shutdown.is_cancelled() {
+        if matches!(shown, Some(Ok(_))) && !self.exit {
             if !self.json {
                 say::answer("The shop stays open at the addresses above. Ctrl-C ends it.");
             }
-            signals.next().await;
+            tokio::select! {
+                () = signals.next() => {}
+                // The server cannot go on; closing it says why.
+                () = shop.shutdown.cancelled() => {}
+            }
         }
-        shop.close().await?;
-        ended
+        tokio::select! {
+            closed = shop.close() => closed?,
+            () = signals.next() => {}
+        }
+        shown.unwrap_or(Ok(Exit::Done))
     }
 
     async fn show(&self, shop: &Shop) -> anyhow::Result<Exit> {
