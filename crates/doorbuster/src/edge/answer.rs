@@ -122,7 +122,8 @@ pub fn secure(headers: &mut HeaderMap) {
 pub struct Prepared {
     headers: HeaderMap,
     status: StatusCode,
-    body: Bytes,
+    /// Kept for the life of the process: bytes that are counted would be a meeting point of all threads.
+    body: &'static [u8],
 }
 
 impl Prepared {
@@ -133,13 +134,17 @@ impl Prepared {
             Either::Left(full) => full_bytes(full),
             Either::Right(_) => Bytes::new(),
         };
-        Self { headers: parts.headers, status: parts.status, body }
+        Self {
+            headers: parts.headers,
+            status: parts.status,
+            body: Box::leak(body.to_vec().into_boxed_slice()),
+        }
     }
 
     #[inline]
     #[must_use]
     pub fn response(&self) -> Response<Body> {
-        let mut response = Response::new(Either::Left(Full::new(self.body.clone())));
+        let mut response = Response::new(Either::Left(Full::new(Bytes::from_static(self.body))));
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers.clone();
         response

@@ -53,7 +53,7 @@ pub async fn read(
     if told.is_some_and(|length| length > limits.body_bytes) {
         return Err(ReadError::TooLarge);
     }
-    let mut first = Box::pin(collect(&mut body, limits.body_bytes));
+    let mut first = std::pin::pin!(collect(&mut body, limits.body_bytes));
     if let Some(result) = first.as_mut().now_or_never() {
         return result;
     }

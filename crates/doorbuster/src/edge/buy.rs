@@ -10,13 +10,12 @@ use rules::admission::Verdict;
 use rules::buyer::BuyerId;
 use rules::id::OfferId;
 use rules::pass::{Pass, PassBuffer};
-use rules::time::UnixMs;
 use rules::wire::Code;
 use serde::Deserialize;
 
 use super::answer::{self, Body, Extra, Prepared};
 use super::body::{self, ReadError};
-use super::limits::IpKey;
+use super::limits::{Class, IpKey, Permit};
 use crate::app::App;
 use crate::catalogue::OfferCard;
 use crate::desk::{Seen, queued_view};
@@ -55,6 +54,7 @@ pub async fn buy(
     headers: &HeaderMap,
     peer: std::net::IpAddr,
     body: impl hyper::body::Body<Data = bytes::Bytes> + Unpin,
+    permit: Option<Permit>,
 ) -> Response<Body> {
     let bytes = match body::read(body, headers, &app.settings.limits).await {
         Ok(bytes) => bytes,
@@ -64,14 +64,16 @@ pub async fn buy(
         Ok(attempt) => attempt,
         Err(error) => return bad_json(app, &bytes, &error),
     };
-    let card = offer.parse::<OfferId>().ok().and_then(|id| app.catalogue.offer(id));
+    // The snapshot is borrowed, not counted: a count would be a meeting point of all threads.
+    let snapshot = app.catalogue.read();
+    let card = offer.parse::<OfferId>().ok().and_then(|id| snapshot.offers.get(&id));
     let Some(card) = card else { return answer::refuse(Code::NotFound) };
     let mut buffer = PassBuffer::default();
     let pass = match app.pass_keys.read(&attempt.pass, &mut buffer) {
         Ok(pass) if pass.offer == card.offer.id => pass,
         Ok(_) | Err(_) => return no_pass(app, headers, peer),
     };
-    judge(app, &card, &pass, attempt.quantity, headers).await
+    judge(app, card, &pass, attempt.quantity, headers, permit).await
 }
 
 async fn judge(
@@ -80,6 +82,7 @@ async fn judge(
     pass: &Pass<'_>,
     quantity: u32,
     headers: &HeaderMap,
+    permit: Option<Permit>,
 ) -> Response<Body> {
     let funnel = &card.sale.funnel;
     funnel.inc(Step::Try);
@@ -108,13 +111,13 @@ async fn judge(
             if patience.is_zero() {
                 return answer::order(StatusCode::ACCEPTED, &queued_view(&claim, card));
             }
-            wait_for_record(app, &claim.buyer, pass, patience).await
+            wait_for_record(app, &claim.buyer, pass, patience, permit).await
         }
         Claimed::Unsure => {
             app.metrics.tries.inc(Tried::Unsure);
             unsure(pass)
         }
-        Claimed::Answer(verdict) => say(app, card, pass, verdict, now, headers).await,
+        Claimed::Answer(verdict) => say(app, card, pass, verdict, headers, permit).await,
     }
 }
 
@@ -123,8 +126,8 @@ async fn say(
     card: &OfferCard,
     pass: &Pass<'_>,
     verdict: Verdict,
-    _now: UnixMs,
     headers: &HeaderMap,
+    permit: Option<Permit>,
 ) -> Response<Body> {
     let funnel = &card.sale.funnel;
     let (tried, step) = counted(verdict);
@@ -146,7 +149,7 @@ async fn say(
             answer::problem(Code::AlreadyOrdered, Extra { order_id: Some(order), ..Extra::default() })
         }
         Verdict::NotOpen { opens_in_ms } => not_open(opens_in_ms),
-        Verdict::Repeat | Verdict::Spent => repeat(app, pass, preferred_wait(headers)).await,
+        Verdict::Repeat | Verdict::Spent => repeat(app, pass, preferred_wait(headers), permit).await,
     }
 }
 
@@ -176,12 +179,17 @@ pub fn not_open(opens_in_ms: u64) -> Response<Body> {
 }
 
 /// The same request again: the same order again.
-async fn repeat(app: &Arc<App>, pass: &Pass<'_>, patience: Duration) -> Response<Body> {
+async fn repeat(
+    app: &Arc<App>,
+    pass: &Pass<'_>,
+    patience: Duration,
+    permit: Option<Permit>,
+) -> Response<Body> {
     let Ok(buyer) = BuyerId::parse(pass.buyer) else { return PASS_INVALID.response() };
     if patience.is_zero() {
         return show(app.see_order(pass.order, &buyer).await, pass, StatusCode::OK);
     }
-    wait_for_record(app, &buyer, pass, patience).await
+    wait_for_record(app, &buyer, pass, patience, permit).await
 }
 
 async fn wait_for_record(
@@ -189,11 +197,13 @@ async fn wait_for_record(
     buyer: &BuyerId,
     pass: &Pass<'_>,
     patience: Duration,
+    permit: Option<Permit>,
 ) -> Response<Body> {
-    use super::limits::Class;
     // When too many wait, the answer comes at once: that is less than was asked for, and never wrong.
     let waiter = app.in_flight.enter(Class::Waiter);
     let patience = if waiter.is_ok() { patience } else { Duration::ZERO };
+    // Who waits gives the place among those under way to the next one.
+    drop(permit);
     show(app.await_order(pass.order, buyer, None, patience).await, pass, StatusCode::CREATED)
 }
 

@@ -231,6 +231,7 @@ type Watched = Vec<(Arc<Watch>, AbortHandle)>;
 /// One edge thread: serves its sockets and watches them.
 async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
     let tasks = TaskTracker::new();
+    let local = Arc::new(Local(Arc::clone(&shared)));
     let mut watched = Watched::default();
     let now_ms = Arc::new(AtomicU64::new(0));
     let began = shared.app.clock.instant();
@@ -241,7 +242,7 @@ async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
                 let Some(socket) = socket else { continue };
                 let watch = Arc::new(Watch { state: AtomicU64::new(0), now_ms: Arc::clone(&now_ms) });
                 watch.set(Doing::Idle);
-                match serve_socket(&shared, socket, Arc::clone(&watch), &tasks) {
+                match serve_socket(&local, socket, Arc::clone(&watch), &tasks) {
                     Ok(abort) => watched.push((watch, abort)),
                     Err(error) => {
                         tracing::debug!(%error, "a socket could not be set up");
@@ -302,27 +303,31 @@ impl Drop for Slot {
     }
 }
 
+/// One thread's handle to what all share. Counted per thread: a count that all threads move would be where they meet.
+struct Local(Arc<Shared>);
+
 fn serve_socket(
-    shared: &Arc<Shared>,
+    local: &Arc<Local>,
     socket: NewSocket,
     watch: Arc<Watch>,
     tasks: &TaskTracker,
 ) -> anyhow::Result<AbortHandle> {
     let stream = TcpStream::from_std(socket.stream).context("cannot register the socket")?;
     stream.set_nodelay(true)?;
+    let shared = &local.0;
     let limits = &shared.app.settings.limits;
     let mut http = hyper::server::conn::http1::Builder::new();
     http.max_buf_size(limits.header_bytes.max(8_192)).pipeline_flush(true).half_close(false);
     let io = TokioIo::new(WatchedStream { stream, watch: Arc::clone(&watch) });
     let slot = Arc::new(Slot(Arc::clone(shared)));
     let (peer, audience) = (socket.peer.ip(), socket.audience);
-    let (service_shared, service_slot) = (Arc::clone(shared), Arc::clone(&slot));
+    let (service_local, service_slot) = (Arc::clone(local), Arc::clone(&slot));
     let service = service_fn(move |mut request: Request<Incoming>| {
-        let (shared, watch) = (Arc::clone(&service_shared), Arc::clone(&watch));
+        let (local, watch) = (Arc::clone(&service_local), Arc::clone(&watch));
         if request.uri().path() == EVENTS_PATH {
             request.extensions_mut().insert(OpenConnection(Arc::clone(&service_slot)));
         }
-        async move { Ok::<_, Infallible>(dispatch(&shared, request, peer, audience, watch).await) }
+        async move { Ok::<_, Infallible>(dispatch(&local.0, request, peer, audience, watch).await) }
     });
     let connection = http.serve_connection(io, service).with_upgrades();
     let task = tasks.spawn(async move {
@@ -348,10 +353,10 @@ async fn dispatch(
         && let Some(offer) = buy::offer_of(request.uri().path())
     {
         match app.in_flight.enter(Class::Buyer) {
-            Ok(_permit) => {
+            Ok(permit) => {
                 let offer = offer.to_owned();
                 let (parts, body) = request.into_parts();
-                (RequestClass::Buyer, buy::buy(app, &offer, &parts.headers, peer, body).await)
+                (RequestClass::Buyer, buy::buy(app, &offer, &parts.headers, peer, body, Some(permit)).await)
             }
             Err(_) => {
                 app.metrics.shed.inc(Shed::InFlight);

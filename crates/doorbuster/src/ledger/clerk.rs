@@ -19,6 +19,13 @@ use crate::telemetry::metrics::{Metrics, OrderOutcome, f64_of};
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
+/// Under load the clerk rests between two batches: the buyers have their answer, and orders that are recorded
+/// together share the pages they touch.
+const REST_UNDER_LOAD: Duration = Duration::from_millis(10);
+
+/// A batch of so many claims is load.
+const LOAD_CLAIMS: usize = 16;
+
 /// Smallest batch the clerk shrinks to when the disk is slow.
 const BATCH_MIN: usize = 64;
 
@@ -51,7 +58,7 @@ impl Clerk {
     /// the journal for the next start.
     pub async fn run(self, mut claims: mpsc::Receiver<Journaled>, hurry: CancellationToken) -> ClerkEnd {
         let mut batch = Vec::with_capacity(self.batch);
-        let mut size = self.batch.min(BATCH_MIN * 4);
+        let mut size = self.batch;
         loop {
             batch.clear();
             if claims.recv_many(&mut batch, size).await == 0 {
@@ -66,6 +73,10 @@ impl Clerk {
             }
             let took = began.elapsed();
             size = self.next_size(size, batch.len(), took);
+            if batch.len() >= LOAD_CLAIMS && claims.len() < self.batch / 2 {
+                // Cut short when the end has come: then speed counts more than thrift.
+                let _ = tokio::time::timeout(REST_UNDER_LOAD, hurry.cancelled()).await;
+            }
         }
     }
 
@@ -129,7 +140,9 @@ impl Clerk {
                 self.gate.release(&offer, claim.buyer.as_str(), claim.order);
             }
             self.unrecorded.remove(claim.order);
-            if let Some(order) = &record.order {
+            if let Some(order) = &record.order
+                && self.hub.has_anyone()
+            {
                 self.hub.publish(&claim.buyer, &Arc::new(order.view()));
             }
         }

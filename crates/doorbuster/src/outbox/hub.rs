@@ -131,9 +131,15 @@ impl Hub {
         Watcher { hub: Arc::clone(self), order, id, change }
     }
 
+    /// Whether anybody listens at all: if not, nothing needs to be made for them.
+    #[must_use]
+    pub fn has_anyone(&self) -> bool {
+        self.present.load(Ordering::Acquire) > 0
+    }
+
     /// Tells everybody who waits for this order. Call it after the commit that changed it.
     pub fn publish(&self, buyer: &BuyerId, order: &Arc<OrderView>) {
-        if self.present.load(Ordering::Acquire) == 0 {
+        if !self.has_anyone() {
             return;
         }
         if let Some(shard) = self.watcher_shard(order.id) {

@@ -60,7 +60,7 @@ pub async fn attempt(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    buy::buy(&app, &offer, &headers, peer, body).await.map(Body::new)
+    buy::buy(&app, &offer, &headers, peer, body, None).await.map(Body::new)
 }
 
 /// The buyer's orders, newest first.
