@@ -22,7 +22,7 @@ mod heavy {
     const FITTING: &str = r#""2xx", "3xx", 401, 403, 404, 409, 410, 425, 429"#;
 
     /// Calls with rules that no JSON schema can say, so that a fitting body may still be told `422`: times in their
-    /// order or ahead of now, two prices in one currency, a stock that two numbers make, a length in bytes, a quantity
+    /// order or ahead of now, two prices in one currency that exists, a stock that two numbers make, a length in bytes, a quantity
     /// that each offer limits by itself.
     const RULES_BEYOND_A_SCHEMA: [(&str, &str); 10] = [
         ("POST", "/admin/v1/sales"),
@@ -54,8 +54,8 @@ mod heavy {
     #[tokio::test(flavor = "multi_thread")]
     async fn the_server_does_what_its_document_says() {
         let schemathesis = schemathesis();
-        // A stream that ends by itself is a call like any other.
-        let app = TestApp::with(&["demo=true", "limits.stream_life_s=1"]).await;
+        // A stream or a wait that ends soon is a call like any other.
+        let app = TestApp::with(&["demo=true", "limits.stream_life_s=1", "limits.wait_s=1"]).await;
         let folder = tempfile::tempdir().unwrap();
         let settings = folder.path().join("schemathesis.toml");
         std::fs::write(&settings, configuration(&app).await).unwrap();
@@ -65,7 +65,7 @@ mod heavy {
         let fuzzer = Program::new(schemathesis)
             .arg("--config-file")
             .arg(&settings)
-            .args(["run", &app.url("/api/openapi.json"), "--checks", "all", "--request-timeout", "35"])
+            .args(["run", &app.url("/api/openapi.json"), "--checks", "all", "--request-timeout", "10"])
             .args(["--max-examples", &examples.to_string(), "--seed", &seed.to_string()])
             .args(["--no-color", "--generation-database", "none"])
             .folder(folder.path())

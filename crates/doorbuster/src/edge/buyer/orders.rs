@@ -18,7 +18,7 @@ use super::page::PageQuery;
 use crate::app::App;
 use crate::desk::{CancelAnswer, Seen};
 use crate::edge::answer::Extra;
-use crate::edge::buy::{self, WAIT_S_MAX};
+use crate::edge::buy;
 use crate::edge::extract::{Buyer, IdPath, QueryOf};
 use crate::edge::openapi::problems;
 use crate::edge::refusal::{Answer, Refusal, json};
@@ -132,8 +132,8 @@ pub async fn show(
 ) -> Answer {
     let wait = query.wait.as_deref().map(|text| read_number("wait", text)).transpose()?;
     let after = query.after.as_deref().map(|text| read_number("after", text)).transpose()?;
-    let wait = if do_not_wait.is_some() { 0 } else { u64::from(wait.unwrap_or(0)).min(WAIT_S_MAX) };
-    let waiting = app.await_order(id, &buyer, after, Duration::from_secs(wait));
+    let wait = if do_not_wait.is_some() { 0 } else { wait.unwrap_or(0).min(app.settings.limits.wait_s) };
+    let waiting = app.await_order(id, &buyer, after, Duration::from_secs(wait.into()));
     let seen = match app.shutdown.run_until_cancelled(waiting).await {
         Some(seen) => seen?,
         // Going away: what is known now is better than a connection cut in the middle of a wait.
