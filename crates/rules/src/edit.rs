@@ -18,7 +18,10 @@ fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Res
 #[serde(deny_unknown_fields)]
 pub struct SaleChange {
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = String, min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*$")]
+    #[schema(
+        value_type = String, min_length = 1, max_length = 200,
+        pattern = r"^[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*$"
+    )]
     pub title: Option<String>,
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, format = DateTime)]
@@ -58,13 +61,19 @@ pub struct SaleChange {
 #[serde(deny_unknown_fields)]
 pub struct OfferChange {
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = String, min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*$")]
+    #[schema(
+        value_type = String, min_length = 1, max_length = 200,
+        pattern = r"^[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*$"
+    )]
     pub name: Option<String>,
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, max_length = 4_000, pattern = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$")]
     pub description: Option<Option<String>>,
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>, max_length = 2_000, pattern = r"^(https://[^\x00-\x1f\x7f-\x9f]*|/([^/\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*)?)$")]
+    #[schema(
+        value_type = Option<String>, max_length = 2_000,
+        pattern = r"^(https://[^\x00-\x1f\x7f-\x9f]*|/([^/\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*)?)$"
+    )]
     pub image: Option<Option<String>>,
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Money>)]

@@ -22,8 +22,8 @@ mod heavy {
     const FITTING: &str = r#""2xx", "3xx", 401, 403, 404, 409, 410, 425, 429"#;
 
     /// Calls with rules that no JSON schema can say, so that a fitting body may still be told `422`: times in their
-    /// order or ahead of now, two prices in one currency that exists, a stock that two numbers make, a length in bytes, a quantity
-    /// that each offer limits by itself.
+    /// order or ahead of now, two prices in one currency that exists, a stock that two numbers make, a length in bytes,
+    /// a quantity that each offer limits by itself.
     const RULES_BEYOND_A_SCHEMA: [(&str, &str); 10] = [
         ("POST", "/admin/v1/sales"),
         ("PATCH", "/admin/v1/sales/{sale}"),
