@@ -8,7 +8,7 @@ use doorbuster::edge::limits::Class;
 use serde_json::{Value, json};
 use testkit::process::{Program, Stream};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 
 use crate::app::{ADMIN_KEY, TestApp, assert_code, draft};
@@ -158,7 +158,10 @@ async fn an_answer_that_nobody_reads_is_cut_off() {
     for _ in 0..4 {
         app.publish(large.clone()).await;
     }
-    let deaf = Raw::saying(app.address, "GET /api/v1/sales HTTP/1.1\r\nHost: shop\r\n\r\n").await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4_096).unwrap();
+    let mut deaf = Raw(socket.connect(app.address).await.unwrap());
+    deaf.say("GET /api/v1/sales HTTP/1.1\r\nHost: shop\r\n\r\n").await;
     timeout(PATIENCE, deaf.0.readable()).await.expect("no answer").unwrap();
     let open = || app.app.metrics.connections_open.get();
     eventually(|| open() > 0).await;

@@ -55,7 +55,7 @@ pub struct OrderQuery {
     offer: Option<String>,
     #[param(max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
     buyer: Option<String>,
-    #[param(value_type = Option<OrderState>)]
+    #[param(pattern = "^(queued|awaiting_payment|paid|closed|refused|refunding|refunded|refund_failed)?$")]
     state: Option<String>,
     #[param(pattern = "^([0-7][0-9a-hjkmnp-tv-zA-HJKMNP-TV-Z]{25})?$")]
     order: Option<String>,

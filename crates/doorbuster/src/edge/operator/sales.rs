@@ -49,7 +49,7 @@ pub async fn create(
 #[serde(deny_unknown_fields)]
 pub struct SaleList {
     /// `draft`, `published`, `paused` or `ended`.
-    #[param(value_type = Option<SaleState>)]
+    #[param(pattern = "^(draft|published|paused|ended)?$")]
     state: Option<String>,
     /// 1 to 200, 50 when not given.
     #[param(value_type = Option<u32>, minimum = 1, maximum = 200, default = 50)]
