@@ -34,7 +34,7 @@ pub const CARGO_TOOLS: &[CargoTool] = &[
 const SCHEMATHESIS: PythonTool = PythonTool { program: "schemathesis", version: "4.32.5" };
 
 /// How the tests learn where the fuzzer lies.
-pub const SCHEMATHESIS_VARIABLE: &str = "DOORBUSTER_SCHEMATHESIS";
+pub const SCHEMATHESIS_VARIABLE: &str = "TEST_SCHEMATHESIS";
 
 #[derive(Debug)]
 pub struct CargoTool {

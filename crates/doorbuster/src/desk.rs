@@ -346,7 +346,7 @@ impl App {
     /// A sale's live numbers; of a draft, too. `None` when there is no such sale.
     ///
     /// Gate, queue and ledger are read one after the other while buyers go on, in this order: a claim that the gate
-    /// had counted is then found in the queue or, recorded meanwhile, in the ledger. [`units`] makes one sum of it.
+    /// had counted is then found in the queue or, recorded meanwhile, in the ledger. `units` makes one sum of it.
     pub async fn stats(&self, id: SaleId) -> LedgerResult<Option<Stats>> {
         let card = self.catalogue.sale(id);
         let (sale, funnel) = match &card {

@@ -1,4 +1,4 @@
-//! Who gets a unit. [`admit`] is the decision; every gate calls it. [`Model`] is the whole gate as a person would
+//! Who gets a unit. `admit` is the decision; every gate calls it. `Model` is the whole gate as a person would
 //! write it without threads, disks or crashes: the gates are tested against it.
 
 use std::collections::{BTreeMap, BTreeSet};

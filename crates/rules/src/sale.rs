@@ -216,7 +216,12 @@ pub struct Offer {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SaleDraft {
-    #[schema(min_length = 1, max_length = 200, example = "1499 night")]
+    #[schema(
+        min_length = 1,
+        max_length = 200,
+        pattern = r"^[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*$",
+        example = "1499 night"
+    )]
     pub title: String,
     /// May lie in the past: then the sale opens when it is published.
     #[schema(value_type = String, format = DateTime)]
@@ -249,12 +254,20 @@ pub struct SaleDraft {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OfferDraft {
-    #[schema(min_length = 1, max_length = 200, example = "Feitian 53")]
+    #[schema(
+        min_length = 1,
+        max_length = 200,
+        pattern = r"^[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*$",
+        example = "Feitian 53"
+    )]
     pub name: String,
-    #[schema(max_length = 4_000)]
+    #[schema(max_length = 4_000, pattern = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$")]
     pub description: Option<String>,
     /// An https address, or a path on this server.
-    #[schema(max_length = 2_000)]
+    #[schema(
+        max_length = 2_000,
+        pattern = r"^(https://[^\x00-\x1f\x7f-\x9f]*|/([^/\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*)?)$"
+    )]
     pub image: Option<String>,
     pub list_price: Option<Money>,
     pub price: Money,

@@ -203,9 +203,10 @@ pub struct Preheated {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StockChange {
-    #[schema(example = 50)]
+    /// Not 0.
+    #[schema(example = 50, minimum = -10_000_000, maximum = 10_000_000)]
     pub change: i64,
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(min_length = 1, max_length = 100, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
     pub change_id: String,
 }
 
@@ -224,7 +225,7 @@ pub struct StockView {
 pub struct BlockRequest {
     #[schema(value_type = String, format = DateTime)]
     pub until: UnixMs,
-    #[schema(max_length = 1_000)]
+    #[schema(max_length = 1_000, pattern = r"^[^\x00]*$")]
     pub note: Option<String>,
 }
 

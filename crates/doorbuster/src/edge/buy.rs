@@ -23,9 +23,6 @@ use crate::gate::{Claimed, Try};
 use crate::ledger::LedgerError;
 use crate::telemetry::metrics::{Step, Try as Tried};
 
-/// Longest `Prefer: wait` and `?wait`, in seconds.
-pub const WAIT_S_MAX: u64 = 30;
-
 static SOLD_OUT: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::SoldOut));
 static ENDED: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::Ended));
 static PAUSED: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::Paused));
@@ -107,7 +104,7 @@ async fn judge(
         Claimed::Queued(claim) => {
             app.metrics.tries.inc(Tried::Granted);
             funnel.inc(Step::Granted);
-            let patience = preferred_wait(headers);
+            let patience = preferred_wait(headers, app.settings.limits.wait_s);
             if patience.is_zero() {
                 return answer::order(StatusCode::ACCEPTED, &queued_view(&claim, card));
             }
@@ -149,7 +146,9 @@ async fn say(
             answer::problem(Code::AlreadyOrdered, Extra { order_id: Some(order), ..Extra::default() })
         }
         Verdict::NotOpen { opens_in_ms } => not_open(opens_in_ms),
-        Verdict::Repeat | Verdict::Spent => repeat(app, pass, preferred_wait(headers), permit).await,
+        Verdict::Repeat | Verdict::Spent => {
+            repeat(app, pass, preferred_wait(headers, app.settings.limits.wait_s), permit).await
+        }
     }
 }
 
@@ -289,7 +288,7 @@ fn bad_quantity(max: u32) -> Response<Body> {
 }
 
 /// `Prefer: wait=2` (RFC 7240), capped; zero when it was not said.
-fn preferred_wait(headers: &HeaderMap) -> Duration {
+fn preferred_wait(headers: &HeaderMap, longest_s: u32) -> Duration {
     let Some(prefer) = headers.get("prefer").and_then(|value| value.to_str().ok()) else {
         return Duration::ZERO;
     };
@@ -298,7 +297,7 @@ fn preferred_wait(headers: &HeaderMap) -> Duration {
         let value = value.trim().trim_matches('"');
         name.trim().eq_ignore_ascii_case("wait").then(|| value.parse::<u64>().ok())?
     });
-    Duration::from_secs(seconds.unwrap_or(0).min(WAIT_S_MAX))
+    Duration::from_secs(seconds.unwrap_or(0).min(longest_s.into()))
 }
 
 #[cfg(test)]
@@ -318,12 +317,12 @@ mod tests {
         let wait = |prefer: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert("prefer", http::HeaderValue::from_static(prefer));
-            preferred_wait(&headers).as_secs()
+            preferred_wait(&headers, 30).as_secs()
         };
         assert_eq!(wait("wait=2"), 2);
         assert_eq!(wait("respond-async, wait=5"), 5);
         assert_eq!(wait("Wait = \"7\""), 7);
-        assert_eq!(wait("wait=99999"), WAIT_S_MAX);
+        assert_eq!(wait("wait=99999"), 30);
         assert_eq!(wait("wait=-1"), 0);
         assert_eq!(wait("wait"), 0);
     }

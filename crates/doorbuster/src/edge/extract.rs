@@ -85,6 +85,11 @@ pub async fn read_bytes(request: Request, app: &App) -> Result<bytes::Bytes, Ref
 
 /// The whole body, whatever it is, of at most `limit` bytes and within the limit of time.
 pub async fn read_within(body: axum::body::Body, limit: usize, app: &App) -> Result<bytes::Bytes, Refusal> {
+    // A length that was told is judged at once: nobody waits for what will not be taken.
+    let told = hyper::body::Body::size_hint(&body).lower();
+    if told > u64::try_from(limit).unwrap_or(u64::MAX) {
+        return Err(Refusal::new(Code::TooLarge));
+    }
     let reading = axum::body::to_bytes(body, limit);
     let patience = std::time::Duration::from_secs(app.settings.limits.body_timeout_s.into());
     match tokio::time::timeout(patience, reading).await {

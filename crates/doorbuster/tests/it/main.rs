@@ -70,3 +70,9 @@ mod buyer_orders;
 
 /// WebSocket and event streams.
 mod push;
+
+/// Clients who mean no good, over raw sockets.
+mod protection;
+
+/// The OpenAPI document against the server, by a fuzzer.
+mod schema_fuzz;

@@ -11,7 +11,7 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::tungstenite::{self, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-use crate::app::{TestApp, TestBuyer, assert_code, draft};
+use crate::app::{ADMIN_KEY, TestApp, TestBuyer, assert_code, draft};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -202,7 +202,8 @@ async fn pages_of_others_may_not_connect() {
 async fn a_plain_request_for_events_is_told_how_to_ask() {
     let app = TestApp::start().await;
     let ann = app.buyer("ann");
-    assert_code(&ann.call("GET", "/api/v1/events", None, 400).await, "malformed");
+    let other = app.client.get(app.url("/api/v1/events")).bearer_auth(&ann.token);
+    assert_code(&app.send(other.header("accept", "application/json")).await.2, "malformed");
     let (status, _, problem) =
         app.send(app.client.get(app.url("/api/v1/events")).header("accept", "text/event-stream")).await;
     assert_eq!(status, 401);
@@ -239,6 +240,20 @@ async fn an_event_stream_tells_the_same() {
     let second = hear("cancelled").await;
     assert!(second.contains(&format!("id: {id}-3\n")), "{second}");
     drop(response);
+    eventually(|| app.app.metrics.sockets_open.get() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_stream_ends_when_its_life_is_over() {
+    let app = TestApp::with(&["limits.stream_life_s=1"]).await;
+    let sale = app.publish(draft(3)).await;
+    let ann = app.buyer("ann");
+    let stats = format!("/admin/v1/sales/{}/stream", sale.id);
+    for (path, token) in [("/api/v1/events", ann.token.as_str()), (&stats, ADMIN_KEY)] {
+        let response = app.client.get(app.url(path)).bearer_auth(token).send().await.unwrap();
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        tokio::time::timeout(SOON, response.text()).await.expect("still open").unwrap();
+    }
     eventually(|| app.app.metrics.sockets_open.get() == 0).await;
 }
 

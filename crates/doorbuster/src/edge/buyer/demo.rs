@@ -27,7 +27,10 @@ problems! {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Login {
-    #[schema(value_type = String, min_length = 1, max_length = 128, example = "ann")]
+    #[schema(
+        value_type = String, min_length = 1, max_length = 128,
+        pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "ann"
+    )]
     buyer: BuyerId,
 }
 

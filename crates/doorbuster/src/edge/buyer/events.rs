@@ -10,7 +10,7 @@ use axum::extract::ws::{CloseFrame, Message, WebSocket};
 use axum::extract::{FromRequestParts as _, Request, State, WebSocketUpgrade};
 use axum::response::IntoResponse as _;
 use axum::response::sse::{Event, KeepAlive, Sse};
-use futures_util::stream;
+use futures_util::stream::{self, StreamExt as _};
 use http::header::{ACCEPT, HOST, HeaderName, HeaderValue, ORIGIN, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, Uri};
@@ -20,6 +20,7 @@ use rules::buyer::BuyerId;
 use rules::id::OrderId;
 use rules::wire::{Code, OrderView};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::orders::queued_orders;
 use crate::app::App;
@@ -68,11 +69,23 @@ const TOKEN_PROTOCOL: &str = "bearer.";
 const UNBUFFERED: (HeaderName, HeaderValue) =
     (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
 
+/// One server-sent event, for the documentation.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "only described")]
+pub struct OrderEvent {
+    /// `order`.
+    event: String,
+    /// The event id.
+    id: String,
+    /// The order as JSON.
+    data: String,
+}
+
 problems! {
     Refusals = Malformed Unauthorized ForeignOrigin TooFast Internal Busy;
 }
 
-/// A WebSocket, or server-sent events for clients that accept `text/event-stream`.
+/// A WebSocket for clients that ask to upgrade, server-sent events for others that accept `text/event-stream`.
 ///
 /// WebSocket: within 5 s send `{"type":"auth","token":"…"}`, or ask for the subprotocols `doorbuster.v1, bearer.<JWT>`.
 /// The server says `{"type":"ready"}`, then the buyer's live orders, then every change, each as
@@ -83,7 +96,7 @@ problems! {
     get, path = "/api/v1/events", tag = "buyer", security((), ("buyer_token" = [])),
     responses(
         (status = 101, description = "A WebSocket."),
-        (status = 200, description = "Server-sent events.", body = String, content_type = "text/event-stream"),
+        (status = 200, description = "Server-sent events.", body = OrderEvent, content_type = "text/event-stream"),
         Refusals,
     )
 )]
@@ -125,10 +138,17 @@ fn is_foreign(headers: &HeaderMap) -> bool {
     origin.host().is_none_or(|name| place(name, origin.port_u16()) != place(host.host(), host.port_u16()))
 }
 
+/// Who says nothing takes everything (RFC 9110, 12.5.1).
 fn accepts_events(headers: &HeaderMap) -> bool {
+    if !headers.contains_key(ACCEPT) {
+        return true;
+    }
     let lines = headers.get_all(ACCEPT).iter().filter_map(|line| line.to_str().ok());
     let mut kinds = lines.flat_map(|line| line.split(',')).filter_map(|kind| kind.split(';').next());
-    kinds.any(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"))
+    let fits = |kind: &str| {
+        ["text/event-stream", "text/*", "*/*"].iter().any(|ours| kind.eq_ignore_ascii_case(ours))
+    };
+    kinds.any(|kind| fits(kind.trim()))
 }
 
 /// What a socket takes up for as long as it is open.
@@ -223,6 +243,7 @@ async fn open_stream(app: Arc<App>, seat: Option<Seat>, parts: &Parts) -> Answer
         }
         NoFeed::Ledger(error) => error.into(),
     })?;
+    let life = Duration::from_secs(app.settings.limits.stream_life_s.into());
     let events = stream::unfold((app, seat, feed), |(app, seat, mut feed)| async move {
         let next = app.shutdown.run_until_cancelled(feed.next()).await?;
         let Some(order) = next else {
@@ -232,6 +253,7 @@ async fn open_stream(app: Arc<App>, seat: Option<Seat>, parts: &Parts) -> Answer
         app.metrics.pushes.inc(PushOutcome::Sent);
         Some((Ok::<_, Infallible>(order_event(&order)), (app, seat, feed)))
     });
+    let events = events.take_until(tokio::time::sleep(life));
     let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(PING_EVERY)).into_response();
     response.headers_mut().extend([UNBUFFERED]);
     Ok(response)

@@ -12,13 +12,14 @@ use rules::buyer::BuyerId;
 use rules::id::{OfferId, OrderId};
 use rules::wire::{Code, OrderRequest, OrderView, Page};
 use serde::Deserialize;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 
 use super::page::PageQuery;
 use crate::app::App;
 use crate::desk::{CancelAnswer, Seen};
 use crate::edge::answer::Extra;
-use crate::edge::buy::{self, WAIT_S_MAX};
-use crate::edge::extract::{Buyer, IdPath, QueryOf, parse_named};
+use crate::edge::buy;
+use crate::edge::extract::{Buyer, IdPath, QueryOf};
 use crate::edge::openapi::problems;
 use crate::edge::refusal::{Answer, Refusal, json};
 use crate::edge::router::{DoNotWait, PeerAddress};
@@ -96,11 +97,24 @@ pub async fn list(
 pub struct WaitQuery {
     /// Seconds to wait for a change, 30 at most: until the order is beyond `after`, or, without it, is no longer
     /// queued.
-    #[param(value_type = Option<u32>, minimum = 0)]
+    #[param(schema_with = whole_number)]
     wait: Option<String>,
     /// The `seq` that the client knows.
-    #[param(value_type = Option<u32>, minimum = 0)]
+    #[param(schema_with = whole_number)]
     after: Option<String>,
+}
+
+/// No upper bound: more than the longest wait is the longest wait, and what is beyond every `seq` only waits.
+fn whole_number() -> Schema {
+    ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0)).into()
+}
+
+/// Digits only. A number too large for us is the largest.
+fn read_number(name: &str, text: &str) -> Result<u32, Refusal> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(Refusal::field(name, "must be a whole number, 0 or more"));
+    }
+    Ok(text.parse().unwrap_or(u32::MAX))
 }
 
 /// An order of the buyer. Not yours and not there look the same.
@@ -116,10 +130,10 @@ pub async fn show(
     QueryOf(query): QueryOf<WaitQuery>,
     do_not_wait: Option<Extension<DoNotWait>>,
 ) -> Answer {
-    let wait = query.wait.as_deref().map(|text| parse_named::<u64>("wait", text)).transpose()?;
-    let after = query.after.as_deref().map(|text| parse_named::<u32>("after", text)).transpose()?;
-    let wait = if do_not_wait.is_some() { 0 } else { wait.unwrap_or(0).min(WAIT_S_MAX) };
-    let waiting = app.await_order(id, &buyer, after, Duration::from_secs(wait));
+    let wait = query.wait.as_deref().map(|text| read_number("wait", text)).transpose()?;
+    let after = query.after.as_deref().map(|text| read_number("after", text)).transpose()?;
+    let wait = if do_not_wait.is_some() { 0 } else { wait.unwrap_or(0).min(app.settings.limits.wait_s) };
+    let waiting = app.await_order(id, &buyer, after, Duration::from_secs(wait.into()));
     let seen = match app.shutdown.run_until_cancelled(waiting).await {
         Some(seen) => seen?,
         // Going away: what is known now is better than a connection cut in the middle of a wait.

@@ -36,7 +36,6 @@ problems! {
 pub struct PassRequest {
     /// The solution of a challenge, where the sale asks for one. A proof of work: the payload of the ALTCHA widget. A
     /// picture: `{"token": "…", "answer": "…"}`.
-    #[schema(value_type = Option<Object>)]
     solution: Option<Value>,
 }
 
@@ -85,7 +84,8 @@ async fn read(request: Request, app: &App) -> Result<PassRequest, Refusal> {
     if !has_body && !request.headers().contains_key(CONTENT_TYPE) {
         return Ok(PassRequest::default());
     }
-    parse_json(&read_bytes(request, app).await?)
+    let told: Option<PassRequest> = parse_json(&read_bytes(request, app).await?)?;
+    Ok(told.unwrap_or_default())
 }
 
 fn check_time(app: &App, card: &OfferCard, now: UnixMs) -> Result<(), Refusal> {

@@ -28,7 +28,10 @@ problems! {
 }
 
 /// The published sales, newest first, each with all its offers. Rehearsals are not listed.
-#[utoipa::path(get, path = "/api/v1/sales", tag = "buyer", operation_id = "list_sales", params(PageQuery), responses(
+#[utoipa::path(get, path = "/api/v1/sales", tag = "buyer", operation_id = "list_sales", params(
+    ("limit" = Option<u32>, Query, description = "How many items at most.", minimum = 1, maximum = 200),
+    ("cursor" = Option<SaleId>, Query, description = "The `next_cursor` of the page before."),
+), responses(
     (status = 200, body = Page<SaleView>),
     (status = 304, description = "As before: `If-None-Match` names the present `ETag`."),
     ListRefusals,

@@ -39,6 +39,7 @@ impl FromRequestParts<Arc<App>> for BuyerPath {
 #[serde(deny_unknown_fields)]
 pub struct BlockList {
     /// 1 to 200, 50 when not given.
+    #[param(value_type = Option<u32>, minimum = 1, maximum = 200, default = 50)]
     limit: Option<String>,
     cursor: Option<String>,
 }
@@ -59,7 +60,8 @@ pub async fn list(_: Operator, State(app): State<Arc<App>>, QueryOf(query): Quer
 
 /// A buyer's block, while it is in force.
 #[utoipa::path(
-    get, path = "/admin/v1/blocks/{buyer}", tag = "operator", params(("buyer" = String, Path)),
+    get, path = "/admin/v1/blocks/{buyer}", tag = "operator",
+    params(("buyer" = String, Path, min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")),
     responses((status = 200, body = BlockView), OfLook), security(("admin_key" = []))
 )]
 pub async fn get(_: Operator, State(app): State<Arc<App>>, BuyerPath(buyer): BuyerPath) -> Answer {
@@ -70,7 +72,8 @@ pub async fn get(_: Operator, State(app): State<Arc<App>>, BuyerPath(buyer): Buy
 
 /// Blocks a buyer until a time; an earlier block is replaced.
 #[utoipa::path(
-    put, path = "/admin/v1/blocks/{buyer}", tag = "operator", params(("buyer" = String, Path)),
+    put, path = "/admin/v1/blocks/{buyer}", tag = "operator",
+    params(("buyer" = String, Path, min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")),
     request_body = BlockRequest,
     responses((status = 200, body = BlockView), OfPut), security(("admin_key" = []))
 )]
@@ -95,7 +98,8 @@ pub async fn put(
 
 /// Lifts a block.
 #[utoipa::path(
-    delete, path = "/admin/v1/blocks/{buyer}", tag = "operator", params(("buyer" = String, Path)),
+    delete, path = "/admin/v1/blocks/{buyer}", tag = "operator",
+    params(("buyer" = String, Path, min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")),
     responses((status = 204), OfLift), security(("admin_key" = []))
 )]
 pub async fn lift(_: Operator, State(app): State<Arc<App>>, BuyerPath(buyer): BuyerPath) -> Answer {

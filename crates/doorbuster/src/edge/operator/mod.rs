@@ -1,4 +1,4 @@
-//! What operators call. Never open without the admin key: every handler takes [`Operator`] before anything else.
+//! What operators call. Never open without the admin key: every handler takes `Operator` before anything else.
 //! One file per thing they call about; what they share is here.
 
 mod actions;
@@ -125,7 +125,7 @@ fn not_editable(error: FieldError) -> Refusal {
 
 /// `?limit=`: how many entries a page has.
 fn page_limit(limit: Option<&str>) -> Result<u32, Refusal> {
-    let Some(limit) = told(limit) else { return Ok(PAGE_DEFAULT) };
+    let Some(limit) = limit else { return Ok(PAGE_DEFAULT) };
     let limit: u32 = parse_named("limit", limit)?;
     if (1..=PAGE_MAX).contains(&limit) {
         Ok(limit)
@@ -140,7 +140,7 @@ fn number_cursor(cursor: Option<&str>) -> Result<Option<u64>, Refusal> {
     told(cursor).map(number).transpose()
 }
 
-/// A parameter that is there but empty says nothing.
+/// A filter or cursor that is there but empty says nothing.
 fn told(parameter: Option<&str>) -> Option<&str> {
     parameter.filter(|text| !text.is_empty())
 }

@@ -20,6 +20,7 @@ use crate::edge::refusal::{Answer, json};
 #[serde(deny_unknown_fields)]
 pub struct RegistrationList {
     /// 1 to 200, 50 when not given.
+    #[param(value_type = Option<u32>, minimum = 1, maximum = 200, default = 50)]
     limit: Option<String>,
     cursor: Option<String>,
 }

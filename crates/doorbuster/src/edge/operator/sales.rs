@@ -26,7 +26,8 @@ use crate::ledger::Changed;
 /// The sale and the answer to its Idempotency-Key are one commit: whatever crashes, a repeat makes no second sale.
 #[utoipa::path(
     post, path = "/admin/v1/sales", tag = "operator", request_body = SaleDraft,
-    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible characters")),
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible characters",
+        min_length = 1, max_length = 255, pattern = "^[!-~]*$")),
     responses((status = 201, body = OperatorSale), OfCreate), security(("admin_key" = []))
 )]
 pub async fn create(
@@ -48,9 +49,12 @@ pub async fn create(
 #[serde(deny_unknown_fields)]
 pub struct SaleList {
     /// `draft`, `published`, `paused` or `ended`.
+    #[param(pattern = "^(draft|published|paused|ended)?$")]
     state: Option<String>,
     /// 1 to 200, 50 when not given.
+    #[param(value_type = Option<u32>, minimum = 1, maximum = 200, default = 50)]
     limit: Option<String>,
+    #[param(pattern = "^[0-9]{0,19}$")]
     cursor: Option<String>,
 }
 

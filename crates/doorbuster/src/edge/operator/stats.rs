@@ -11,6 +11,7 @@ use futures_util::stream::{self, Stream, StreamExt as _};
 use http::StatusCode;
 use rules::id::SaleId;
 use rules::wire::{Code, Stats};
+use utoipa::ToSchema;
 
 use super::Operator;
 use super::refusals::OfLook;
@@ -22,6 +23,16 @@ use crate::edge::router::WaiterPermit;
 /// How often a stream tells the numbers.
 const STATS_EVERY: Duration = Duration::from_secs(1);
 
+/// One event of the stream, for the documentation.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "only described")]
+pub struct StatsEvent {
+    /// `stats`.
+    event: String,
+    /// The same JSON as the call without a stream.
+    data: String,
+}
+
 /// A sale's funnel, units and queue, now.
 #[utoipa::path(
     get, path = "/admin/v1/sales/{sale}/stats", tag = "operator", params(("sale" = SaleId, Path)),
@@ -32,10 +43,11 @@ pub async fn stats(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<
     Ok(json(StatusCode::OK, &stats))
 }
 
-/// The same as server-sent events, `event: stats`, one per second until the sale is gone or the server is.
+/// The same as server-sent events, `event: stats`, one per second until the sale is gone, the server
+/// is, or `limits.stream_life_s` are over.
 #[utoipa::path(
     get, path = "/admin/v1/sales/{sale}/stream", tag = "operator", params(("sale" = SaleId, Path)),
-    responses((status = 200, body = String, content_type = "text/event-stream"), OfLook),
+    responses((status = 200, body = StatsEvent, content_type = "text/event-stream"), OfLook),
     security(("admin_key" = []))
 )]
 pub async fn stream(
@@ -54,6 +66,7 @@ pub async fn stream(
 
 fn events(app: Arc<App>, id: SaleId, permit: WaiterPermit) -> impl Stream<Item = Result<Event, Infallible>> {
     let shutdown = app.shutdown.clone();
+    let life = Duration::from_secs(app.settings.limits.stream_life_s.into());
     let ticks = tokio::time::interval(STATS_EVERY);
     stream::unfold((app, ticks, permit), move |(app, mut ticks, permit)| async move {
         loop {
@@ -69,5 +82,5 @@ fn events(app: Arc<App>, id: SaleId, permit: WaiterPermit) -> impl Stream<Item =
             }
         }
     })
-    .take_until(shutdown.cancelled_owned())
+    .take_until(async move { shutdown.run_until_cancelled(tokio::time::sleep(life)).await })
 }
