@@ -85,16 +85,15 @@ pub async fn read_bytes(request: Request, app: &App) -> Result<bytes::Bytes, Ref
 
 /// The whole body, whatever it is, of at most `limit` bytes and within the limit of time.
 pub async fn read_within(body: axum::body::Body, limit: usize, app: &App) -> Result<bytes::Bytes, Refusal> {
-    // A length that was told is judged at once: nobody waits for what will not be taken.
+    // Read all the same: a client that is cut off while it still sends would never see the answer.
     let told = hyper::body::Body::size_hint(&body).lower();
-    if told > u64::try_from(limit).unwrap_or(u64::MAX) {
-        return Err(Refusal::new(Code::TooLarge));
-    }
+    let told_too_large = told > u64::try_from(limit).unwrap_or(u64::MAX);
     let reading = axum::body::to_bytes(body, limit);
     let patience = std::time::Duration::from_secs(app.settings.limits.body_timeout_s.into());
     match tokio::time::timeout(patience, reading).await {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(error)) if is_too_large(&error) => Err(Refusal::new(Code::TooLarge)),
+        Ok(Err(_)) | Err(_) if told_too_large => Err(Refusal::new(Code::TooLarge)),
         Ok(Err(_)) | Err(_) => Err(Refusal::detail(Code::Malformed, "The body did not arrive whole.")),
     }
 }

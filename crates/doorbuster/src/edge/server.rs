@@ -185,8 +185,6 @@ async fn accept(
 #[derive(Debug)]
 struct Watch {
     state: AtomicU64,
-    /// Since when bytes wait that the client does not read, in milliseconds; 0 = none do.
-    unread_since_ms: AtomicU64,
     now_ms: Arc<AtomicU64>,
 }
 
@@ -201,10 +199,6 @@ enum Doing {
 }
 
 impl Watch {
-    fn new(now_ms: Arc<AtomicU64>) -> Self {
-        Self { state: AtomicU64::new(0), unread_since_ms: AtomicU64::new(0), now_ms }
-    }
-
     fn set(&self, doing: Doing) {
         let phase = match doing {
             Doing::Idle => 0,
@@ -222,16 +216,6 @@ impl Watch {
             _ => Doing::Working,
         };
         (doing, state >> 2)
-    }
-
-    /// Notes whether a write had to wait. Other than the phase, this may happen in every phase.
-    fn wrote<T>(&self, written: &Poll<T>) {
-        let since = self.unread_since_ms.load(Ordering::Relaxed);
-        if written.is_pending() && since == 0 {
-            self.unread_since_ms.store(self.now_ms.load(Ordering::Relaxed).max(1), Ordering::Relaxed);
-        } else if written.is_ready() && since != 0 {
-            self.unread_since_ms.store(0, Ordering::Relaxed);
-        }
     }
 
     fn bytes_came(&self) {
@@ -256,7 +240,7 @@ async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
         tokio::select! {
             socket = sockets.recv(), if !sockets.is_closed() || !sockets.is_empty() => {
                 let Some(socket) = socket else { continue };
-                let watch = Arc::new(Watch::new(Arc::clone(&now_ms)));
+                let watch = Arc::new(Watch { state: AtomicU64::new(0), now_ms: Arc::clone(&now_ms) });
                 watch.set(Doing::Idle);
                 match serve_socket(&local, socket, Arc::clone(&watch), &tasks) {
                     Ok(abort) => watched.push((watch, abort)),
@@ -293,12 +277,9 @@ fn look_around(shared: &Shared, watched: &mut Watched, now_ms: u64) {
             Doing::Idle => limits.idle_timeout_s,
             Doing::Head => limits.header_timeout_s,
             Doing::Working if over => 0,
-            Doing::Working => u32::MAX,
+            Doing::Working => return true,
         };
-        let is_over = |since_ms, limit_s| now_ms.saturating_sub(since_ms) >= u64::from(limit_s) * 1_000;
-        let unread_since_ms = watch.unread_since_ms.load(Ordering::Relaxed);
-        let unread = unread_since_ms != 0 && is_over(unread_since_ms, limits.idle_timeout_s);
-        let late = unread || is_over(since_ms, limit_s);
+        let late = now_ms.saturating_sub(since_ms) >= u64::from(limit_s) * 1_000;
         if late {
             task.abort();
         }
@@ -451,9 +432,7 @@ impl AsyncWrite for WatchedStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.watch.wrote(&written);
-        written
+        Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
@@ -469,9 +448,7 @@ impl AsyncWrite for WatchedStream {
         context: &mut Context<'_>,
         buffers: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(context, buffers);
-        self.watch.wrote(&written);
-        written
+        Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
     }
 
     fn is_write_vectored(&self) -> bool {
