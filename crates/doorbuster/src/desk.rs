@@ -14,6 +14,7 @@ use rules::wire::{Funnel, OfferStats, OrderView, Preheated, QueueStats, Stats};
 
 use crate::app::App;
 use crate::catalogue::{OfferCard, SaleCard, is_public};
+use crate::crash;
 use crate::gate::{OfferGate, Outcome, Seed};
 use crate::ledger::{
     Block, Cancelled, Changed, Counters, KeyedAnswer, LedgerError, LedgerResult, StockChanged,
@@ -144,6 +145,7 @@ impl App {
             Cancelled::Before(order) => return Ok(CancelAnswer::Closed(Arc::new(order.view()))),
             Cancelled::Closed(order) => order,
         };
+        crash::point("desk.cancelled");
         if let Some(offer) = self.gate.memory.offer(order.offer) {
             self.gate.memory.release(&offer, buyer.as_str(), id);
         }
@@ -337,6 +339,7 @@ impl App {
         change_id: String,
     ) -> LedgerResult<StockAnswer> {
         let changed = self.ledger.change_stock(offer, change, change_id, self.clock.now()).await?;
+        crash::point("desk.stock_changed");
         if let (Some(gate), StockChanged::Done { change_no, before: false, .. }) = (&gate, changed) {
             self.gate.memory.raise(gate, units, change_no);
         }

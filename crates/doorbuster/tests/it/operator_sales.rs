@@ -387,6 +387,9 @@ async fn a_sale_publishes_itself_when_its_time_has_come_and_only_once() {
     let sale = app.operate("GET", &planned, None, 200).await;
     assert_eq!(sale["publish_at"], Value::Null, "it will not publish itself again");
     let offer = sale["offers"][0]["id"].as_str().unwrap();
+    // The operator reads the ledger; buyers see it a moment later, when gate and catalogue have followed.
+    let seen = async || app.app.catalogue.offer(offer.parse().unwrap()).is_some();
+    eventually("buyers see the planned sale", seen).await;
     let ann = app.buyer("ann");
     ann.buy_with(offer, &ann.mint(offer), 1, 202).await;
 }
