@@ -91,20 +91,6 @@ pub struct Workers {
     journal_failed: oneshot::Receiver<anyhow::Error>,
 }
 
-/// Runs until `shutdown` is cancelled or the disk can no longer be trusted.
-pub async fn run(
-    settings: Settings,
-    clock: Clock,
-    listener: TcpListener,
-    operator: Option<TcpListener>,
-    shutdown: CancellationToken,
-    ready: impl FnOnce(&Arc<App>),
-) -> anyhow::Result<()> {
-    let server = Server::start(settings, clock, listener, operator, shutdown).await?;
-    ready(&server.app);
-    server.until_the_end().await
-}
-
 impl Server {
     /// Opens the data folder, replays the journal, and serves. When this returns, the server is ready.
     pub async fn start(

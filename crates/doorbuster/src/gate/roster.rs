@@ -76,7 +76,7 @@ impl Roster {
         hasher.write(&sale.to_bytes());
         hasher.write(buyer.as_bytes());
         let key = hasher.finish128().as_u128();
-        let shard = usize::try_from(key % 64).unwrap_or(0) % SHARDS;
+        let shard = usize::try_from(key & 0xffff).unwrap_or(0) % SHARDS;
         self.registered.get(shard).is_some_and(|shard| work(&mut shard.lock(), key))
     }
 }

@@ -4,22 +4,24 @@ use std::collections::BTreeMap;
 
 use rules::wire::Code;
 use utoipa::IntoResponses;
-use utoipa::openapi::{ContentBuilder, Ref, RefOr, Response, ResponseBuilder};
+use utoipa::openapi::{RefOr, Response};
 
-macro_rules! refusals {
+use crate::edge::openapi::refusals;
+
+macro_rules! operator_refusals {
     ($($(#[$doc:meta])* $name:ident = $($code:ident)*;)*) => {$(
         $(#[$doc])*
         pub struct $name;
 
         impl IntoResponses for $name {
             fn responses() -> BTreeMap<String, RefOr<Response>> {
-                documented(&[Code::Unauthorized, $(Code::$code,)* Code::Internal, Code::Busy])
+                refusals(&[Code::Unauthorized, $(Code::$code,)* Code::Internal, Code::Busy])
             }
         }
     )*};
 }
 
-refusals! {
+operator_refusals! {
     /// Lists and searches.
     OfList = InvalidRequest;
     /// Looking at one thing.
@@ -42,18 +44,4 @@ refusals! {
     OfStock = Malformed NotFound StockBelowLive KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
     /// Putting something in its place.
     OfPut = Malformed TooLarge UnsupportedMediaType InvalidRequest;
-}
-
-/// One response per status; its description names the codes.
-fn documented(codes: &[Code]) -> BTreeMap<String, RefOr<Response>> {
-    let mut texts: BTreeMap<u16, Vec<String>> = BTreeMap::new();
-    for code in codes {
-        texts.entry(code.status()).or_default().push(format!("`{}`: {}", code.as_str(), code.title()));
-    }
-    let response = |text: Vec<String>| {
-        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
-        let response = ResponseBuilder::new().description(text.join(" "));
-        RefOr::T(response.content("application/problem+json", content).build())
-    };
-    texts.into_iter().map(|(status, text)| (status.to_string(), response(text))).collect()
 }
