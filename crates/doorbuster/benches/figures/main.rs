@@ -48,6 +48,10 @@ struct Args {
     /// Only these groups: http, half-load, spread, memory, start.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Measures nothing against anything: loads the server with one kind of request for ten seconds and says which
+    /// of its threads spent what on it. For use beside `perf`.
+    #[arg(long)]
+    profile: Option<product::Kind>,
     /// Runs as the ceiling server instead (used by the bench itself).
     #[arg(long, hide = true)]
     ceiling: Option<ceiling::Layout>,
@@ -100,6 +104,9 @@ fn main() -> anyhow::Result<()> {
         }
     };
     plan.repetitions = args.repetitions.unwrap_or(plan.repetitions);
+    if let Some(kind) = args.profile {
+        return product::profile(&Plan { run: Duration::from_secs(10), ..plan }, kind);
+    }
     let wanted = |group: &str| args.only.is_empty() || args.only.iter().any(|only| only == group);
     let mut report = report::Report::new(&plan);
     if wanted("http") || wanted("half-load") {

@@ -362,6 +362,45 @@ fn at_half_load(
     Ok(())
 }
 
+/// What a request ends in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    Refuse,
+    Accept,
+}
+
+/// Where the server's CPU goes, by thread.
+pub fn profile(plan: &Plan, kind: Kind) -> anyhow::Result<()> {
+    let folder = TempDir::new()?;
+    let product = Product::start(folder.path())?;
+    let sale = product.open_sale(1, if kind == Kind::Accept { 10_000_000 } else { 0 })?;
+    let source =
+        Minted::new(&product, &sale, usize::MAX).ahead((plan.run.as_secs_f64() * 100_000.0) as usize);
+    println!("server: process {}", product.child.id());
+    let before = thread_cpu_us(product.child.id());
+    let blasted =
+        blast(plan, product.address, Until::Elapsed(plan.run), Pace::Closed).run(|_| source.clone())?;
+    let settled = product.settle(&sale)?;
+    let after = thread_cpu_us(product.child.id());
+    let answered = blasted.answered().max(1) as f64;
+    println!("{:.0}/s", answered / (blasted.elapsed + settled).as_secs_f64());
+    for (name, us) in after {
+        println!("{name:<16} {:>6.2} us", (us - before.get(&name).unwrap_or(&0.0)) / answered);
+    }
+    Ok(())
+}
+
+/// CPU of a process by the names of its threads, in microseconds.
+fn thread_cpu_us(id: u32) -> std::collections::BTreeMap<String, f64> {
+    let mut by_name = std::collections::BTreeMap::new();
+    for task in std::fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten() {
+        let read = |file: &str| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        let ns: f64 = read("schedstat").split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0.0);
+        *by_name.entry(read("comm").trim().to_owned()).or_default() += ns / 1_000.0;
+    }
+    by_name
+}
+
 /// CPU per refusal and per accept as offers and buyers grow.
 pub fn spread(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let few_buyers = 10_000;
