@@ -226,8 +226,8 @@ pub async fn open(
     let memory = Arc::new(MemoryGate::new(settings.queue.capacity, rand::random()));
     let unrecorded = Arc::new(Unrecorded::default());
     let hub = Arc::new(Hub::default());
-    let (clerk_send, clerk_receive) =
-        mpsc::channel(settings.queue.capacity.saturating_add(replay.claims.len()));
+    // One more than the room: the claims that are replayed come in one piece.
+    let (clerk_send, clerk_receive) = mpsc::channel(settings.queue.capacity.saturating_add(1));
     let (failed, journal_failed) = oneshot::channel();
     let parts = JournalParts {
         gate: Arc::clone(&memory),
@@ -291,7 +291,7 @@ pub async fn open(
 }
 
 /// gate = ledger + journal entries beyond the ledger's cursor + spent passes. Nobody is served before this is done.
-async fn rebuild(app: &Arc<App>, replay: Replay, clerk: &mpsc::Sender<Journaled>) -> anyhow::Result<()> {
+async fn rebuild(app: &Arc<App>, replay: Replay, clerk: &mpsc::Sender<Vec<Journaled>>) -> anyhow::Result<()> {
     for sale in app.ledger.sales().await?.iter().rev().filter(|sale| is_public(sale.state)) {
         app.preheat(sale).await?;
     }
@@ -313,9 +313,12 @@ async fn rebuild(app: &Arc<App>, replay: Replay, clerk: &mpsc::Sender<Journaled>
         }
     };
     app.ledger.remembered_orders(app.clock.now(), remember).await?;
-    for (seq, claim) in replay.claims {
-        replay_claim(app, seq, claim, clerk)?;
-    }
+    let replayed: Vec<_> = replay
+        .claims
+        .into_iter()
+        .map(|(seq, claim)| replay_claim(app, seq, claim))
+        .collect::<anyhow::Result<_>>()?;
+    clerk.try_send(replayed).context("the clerk cannot take the replayed claims")?;
     let app_roster = Arc::clone(app);
     let note = move |sale, buyer: &str, _| app_roster.roster.register(sale, buyer);
     app.ledger.registrations(note).await?;
@@ -325,12 +328,7 @@ async fn rebuild(app: &Arc<App>, replay: Replay, clerk: &mpsc::Sender<Journaled>
     Ok(())
 }
 
-fn replay_claim(
-    app: &App,
-    seq: u64,
-    claim: Arc<Claim>,
-    clerk: &mpsc::Sender<Journaled>,
-) -> anyhow::Result<()> {
+fn replay_claim(app: &App, seq: u64, claim: Arc<Claim>) -> anyhow::Result<Journaled> {
     let offer = app.gate.memory.offer(claim.offer).with_context(|| {
         format!("the journal holds a claim of offer {}, which the ledger does not know", claim.offer)
     })?;
@@ -348,7 +346,7 @@ fn replay_claim(
     );
     app.gate.unrecorded.insert(&claim);
     let permit = app.gate.memory.room().reserve_replayed();
-    clerk.try_send(Journaled { seq, claim, permit }).context("the clerk cannot take the replayed claims")
+    Ok(Journaled { seq, claim, permit })
 }
 
 fn start_housekeeping(app: &Arc<App>) {

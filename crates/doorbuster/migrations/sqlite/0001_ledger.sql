@@ -91,7 +91,8 @@ create index orders_due on orders (pay_by) where state = 'awaiting_payment';
 
 -- Facts, committed together with what they tell about.
 create table events (
-    event_no integer primary key autoincrement,
+    -- Grows with every event and is never used again: whoever drops old events keeps the newest.
+    event_no integer primary key,
     type text not null,
     at integer not null,
     sale_no integer,

@@ -58,7 +58,8 @@ pub async fn read(
         return result;
     }
     let patience = Duration::from_secs(limits.body_timeout_s.into());
-    tokio::time::timeout(patience, first).await.unwrap_or(Err(ReadError::Incomplete))
+    // Boxed: a timer is large, and nearly nobody needs it.
+    Box::pin(tokio::time::timeout(patience, first)).await.unwrap_or(Err(ReadError::Incomplete))
 }
 
 async fn collect(body: &mut (impl Body<Data = Bytes> + Unpin), limit: usize) -> Result<Bytes, ReadError> {

@@ -97,7 +97,7 @@ async fn judge(
     }
     let now = app.clock.now();
     if pass.expires_at < now {
-        return expired(app, pass).await;
+        return Box::pin(expired(app, pass)).await;
     }
     let attempt = Try { buyer: pass.buyer, order: pass.order, quantity, pass_expires_at: pass.expires_at };
     match app.gate.claim(&card.gate, &attempt, now).await {
@@ -108,7 +108,7 @@ async fn judge(
             if patience.is_zero() {
                 return answer::order(StatusCode::ACCEPTED, &queued_view(&claim, card));
             }
-            wait_for_record(app, &claim.buyer, pass, patience, permit).await
+            Box::pin(wait_for_record(app, &claim.buyer, pass, patience, permit)).await
         }
         Claimed::Unsure => {
             app.metrics.tries.inc(Tried::Unsure);
@@ -147,7 +147,8 @@ async fn say(
         }
         Verdict::NotOpen { opens_in_ms } => not_open(opens_in_ms),
         Verdict::Repeat | Verdict::Spent => {
-            repeat(app, pass, preferred_wait(headers, app.settings.limits.wait_s), permit).await
+            let patience = preferred_wait(headers, app.settings.limits.wait_s);
+            Box::pin(repeat(app, pass, patience, permit)).await
         }
     }
 }

@@ -30,6 +30,7 @@ use super::buyer::EVENTS_PATH;
 use super::limits::Class;
 use super::router::{self, Routers};
 use crate::app::App;
+use crate::queue::reply::Postman;
 use crate::telemetry::metrics::{Answered, ConnectionOutcome, RequestClass, Shed, StatusClass};
 
 /// How often the watchman looks, in milliseconds.
@@ -231,6 +232,7 @@ type Watched = Vec<(Arc<Watch>, AbortHandle)>;
 /// One edge thread: serves its sockets and watches them.
 async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
     let tasks = TaskTracker::new();
+    tasks.spawn(Postman::employ());
     let local = Arc::new(Local(Arc::clone(&shared)));
     let mut watched = Watched::default();
     let now_ms = Arc::new(AtomicU64::new(0));
@@ -348,29 +350,30 @@ async fn dispatch(
 ) -> Response<WatchedBody> {
     watch.set(Doing::Working);
     let app = &shared.app;
-    let (class, mut response) = if audience != Audience::Operators
+    let is_try = audience != Audience::Operators
         && request.method() == Method::POST
-        && let Some(offer) = buy::offer_of(request.uri().path())
-    {
-        match app.in_flight.enter(Class::Buyer) {
-            Ok(permit) => {
-                let offer = offer.to_owned();
-                let (parts, body) = request.into_parts();
-                (RequestClass::Buyer, buy::buy(app, &offer, &parts.headers, peer, body, Some(permit)).await)
-            }
-            Err(_) => {
-                app.metrics.shed.inc(Shed::InFlight);
-                (RequestClass::Buyer, answer::refuse(Code::Busy))
-            }
-        }
+        && buy::offer_of(request.uri().path()).is_some();
+    let (class, mut response) = if is_try {
+        (RequestClass::Buyer, attempt(app, request, peer).await)
     } else {
-        router::route(app, &shared.routers, audience, peer, request).await
+        // Boxed: what all other calls may need must not weigh on every try, whose future is moved into place.
+        Box::pin(router::route(app, &shared.routers, audience, peer, request)).await
     };
     app.metrics.requests.inc(Answered(class, StatusClass::of(response.status().as_u16())));
     if shared.draining.load(Ordering::Relaxed) {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     response.map(|body| WatchedBody { body, watch })
+}
+
+async fn attempt(app: &Arc<App>, request: Request<Incoming>, peer: IpAddr) -> Response<Body> {
+    let Ok(permit) = app.in_flight.enter(Class::Buyer) else {
+        app.metrics.shed.inc(Shed::InFlight);
+        return answer::refuse(Code::Busy);
+    };
+    let (parts, body) = request.into_parts();
+    let offer = buy::offer_of(parts.uri.path()).unwrap_or_default();
+    buy::buy(app, offer, &parts.headers, peer, body, Some(permit)).await
 }
 
 /// A body that tells the watchman when it is through.

@@ -91,9 +91,9 @@ impl Gate {
             }
         };
         match outcome.await {
-            Ok(Outcome::Committed) => Claimed::Queued(claim),
-            Ok(Outcome::RolledBack) => Claimed::Answer(Verdict::Busy),
-            Ok(Outcome::Unsure) | Err(_) => Claimed::Unsure,
+            Outcome::Committed => Claimed::Queued(claim),
+            Outcome::RolledBack => Claimed::Answer(Verdict::Busy),
+            Outcome::Unsure => Claimed::Unsure,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The clerk: turns batches of claims into orders, one transaction per batch, at the ledger's own pace.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// Under load the clerk rests between two batches: the buyers have their answer, and orders that are recorded
 /// together share the pages they touch.
-const REST_UNDER_LOAD: Duration = Duration::from_millis(10);
+const REST_UNDER_LOAD: Duration = Duration::from_millis(40);
 
 /// A batch of so many claims is load.
 const LOAD_CLAIMS: usize = 16;
@@ -56,14 +57,14 @@ pub enum ClerkEnd {
 impl Clerk {
     /// Works until the journal ends. `hurry` cuts short the waits after a failure: what is not recorded then stays in
     /// the journal for the next start.
-    pub async fn run(self, mut claims: mpsc::Receiver<Journaled>, hurry: CancellationToken) -> ClerkEnd {
-        let mut batch = Vec::with_capacity(self.batch);
+    pub async fn run(self, mut claims: mpsc::Receiver<Vec<Journaled>>, hurry: CancellationToken) -> ClerkEnd {
+        let mut waiting = VecDeque::new();
         let mut size = self.batch;
         loop {
-            batch.clear();
-            if claims.recv_many(&mut batch, size).await == 0 {
+            if !wait_for_claims(&mut claims, &mut waiting, size).await {
                 return ClerkEnd::Done;
             }
+            let batch: Vec<_> = waiting.drain(..size.min(waiting.len())).collect();
             crash::point("clerk.recording");
             let began = self.clock.instant();
             match self.record(&batch, &hurry).await {
@@ -73,7 +74,7 @@ impl Clerk {
             }
             let took = began.elapsed();
             size = self.next_size(size, batch.len(), took);
-            if batch.len() >= LOAD_CLAIMS && claims.len() < self.batch / 2 {
+            if batch.len() >= LOAD_CLAIMS && waiting.is_empty() {
                 // Cut short when the end has come: then speed counts more than thrift.
                 let _ = tokio::time::timeout(REST_UNDER_LOAD, hurry.cancelled()).await;
             }
@@ -152,6 +153,24 @@ impl Clerk {
         }
         self.journal.recorded_up_to(last);
     }
+}
+
+/// Takes what the journal has handed over, at least one claim and not many more than `enough`. `false` when there will
+/// never be another.
+async fn wait_for_claims(
+    claims: &mut mpsc::Receiver<Vec<Journaled>>,
+    waiting: &mut VecDeque<Journaled>,
+    enough: usize,
+) -> bool {
+    while waiting.is_empty() {
+        let Some(more) = claims.recv().await else { return false };
+        waiting.extend(more);
+    }
+    while waiting.len() < enough {
+        let Ok(more) = claims.try_recv() else { break };
+        waiting.extend(more);
+    }
+    true
 }
 
 fn outcome_of(recorded: Recorded) -> OrderOutcome {

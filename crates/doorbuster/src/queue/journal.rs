@@ -17,6 +17,7 @@ use rusqlite_migration::{M, Migrations};
 use tokio::sync::{mpsc, oneshot};
 
 use super::claim::{self, Claim};
+use super::reply::{Answer, Reply, Round, question};
 use super::sqlite::{self, CommitFailure, Sharing};
 use super::unrecorded::Unrecorded;
 use crate::clock::Clock;
@@ -63,8 +64,8 @@ pub struct JournalParts {
     pub unrecorded: Arc<Unrecorded>,
     pub clock: Clock,
     pub metrics: Arc<Metrics>,
-    /// Where durable claims go. Its capacity must be the queue's room: then it is never full.
-    pub clerk: mpsc::Sender<Journaled>,
+    /// Where durable claims go, a commit's at a time. Its capacity must be the queue's room: then it is never full.
+    pub clerk: mpsc::Sender<Vec<Journaled>>,
     /// Most claims in one commit.
     pub batch: usize,
     /// Told once, when the disk can no longer be trusted.
@@ -88,7 +89,7 @@ enum Message {
 struct Waiting {
     grant: Grant,
     claim: Arc<Claim>,
-    answer: oneshot::Sender<Outcome>,
+    answer: Answer,
 }
 
 impl Journal {
@@ -172,15 +173,15 @@ impl Journal {
 
 impl JournalHandle {
     /// Hands a grant to the journal. From here on the grant is committed or rolled back whatever becomes of the
-    /// caller. The receiver tells how it ended; when it is gone without a word, nobody knows.
-    pub fn append(&self, grant: Grant, claim: Arc<Claim>) -> Result<oneshot::Receiver<Outcome>, Grant> {
-        let (answer, receive) = oneshot::channel();
+    /// caller. The reply tells how it ended.
+    pub fn append(&self, grant: Grant, claim: Arc<Claim>) -> Result<Reply, Grant> {
+        let (answer, reply) = question();
         match self.messages.try_send(Message::Append(Waiting { grant, claim, answer })) {
             Err(
                 TrySendError::Full(Message::Append(waiting))
                 | TrySendError::Disconnected(Message::Append(waiting)),
             ) => Err(waiting.grant),
-            Ok(()) | Err(_) => Ok(receive),
+            Ok(()) | Err(_) => Ok(reply),
         }
     }
 
@@ -201,7 +202,7 @@ struct Running {
     unrecorded: Arc<Unrecorded>,
     clock: Clock,
     metrics: Arc<Metrics>,
-    clerk: mpsc::Sender<Journaled>,
+    clerk: mpsc::Sender<Vec<Journaled>>,
     batch: usize,
 }
 
@@ -322,31 +323,38 @@ impl Writer {
 
     fn hand_over(&self, batch: &mut Vec<Waiting>, first_seq: u64) {
         crash::point("journal.committed");
+        let mut round = Round::default();
+        let mut journaled = Vec::with_capacity(batch.len());
         for (seq, Waiting { grant, claim, answer }) in (first_seq..).zip(batch.drain(..)) {
             self.parts.gate.commit(&grant);
-            let journaled = Journaled { seq, claim, permit: grant.permit };
-            if self.parts.clerk.try_send(journaled).is_err() {
-                // Shutting down: the claim is on disk and will be read at the next start.
-                tracing::debug!(seq, "the clerk has gone home; the claim waits in the journal");
-            }
-            let _ = answer.send(Outcome::Committed);
+            journaled.push(Journaled { seq, claim, permit: grant.permit });
+            round.say(&answer, Outcome::Committed);
             crash::point("journal.telling");
+        }
+        round.ring();
+        if self.parts.clerk.try_send(journaled).is_err() {
+            // Shutting down: the claims are on disk and will be read at the next start.
+            tracing::debug!(first_seq, "the clerk has gone home; the claims wait in the journal");
         }
     }
 
     fn give_back(&self, batch: &mut Vec<Waiting>) {
+        let mut round = Round::default();
         for Waiting { grant, claim, answer } in batch.drain(..) {
             self.parts.unrecorded.remove(claim.order);
             self.parts.gate.roll_back(&grant);
-            let _ = answer.send(Outcome::RolledBack);
+            round.say(&answer, Outcome::RolledBack);
         }
+        round.ring();
     }
 
     fn leave_unsure(&self, batch: &mut Vec<Waiting>) {
+        let mut round = Round::default();
         for Waiting { grant, answer, .. } in batch.drain(..) {
             self.parts.gate.leave_unsure(&grant);
-            let _ = answer.send(Outcome::Unsure);
+            round.say(&answer, Outcome::Unsure);
         }
+        round.ring();
     }
 
     fn prune_to(&self) -> Option<u64> {

@@ -4,6 +4,8 @@ pub mod claim;
 
 pub mod journal;
 
+pub mod reply;
+
 pub mod sqlite;
 
 pub mod unrecorded;

@@ -35,9 +35,9 @@ const READS_WAITING_MAX: usize = 4_096;
 /// Most writes waiting at once, of either kind.
 const WRITES_WAITING_MAX: usize = 4_096;
 
-/// Pages of WAL after which SQLite copies them into the file (16 MiB of 4 KiB pages): fewer, larger copies than the
+/// Pages of WAL after which SQLite copies them into the file (64 MiB of 4 KiB pages): fewer, larger copies than the
 /// default, since many orders touch the same index pages.
-const CHECKPOINT_PAGES: u32 = 4_096;
+const CHECKPOINT_PAGES: u32 = 16_384;
 
 /// Page cache of the writer, in KiB: the random index of a million orders fits.
 const WRITER_CACHE_KIB: i64 = 131_072;

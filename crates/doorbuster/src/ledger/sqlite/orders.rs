@@ -10,7 +10,7 @@ use rules::money::Money;
 use rules::order::{self, Event, Reason, State, Status};
 use rules::time::UnixMs;
 use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params, params_from_iter};
+use rusqlite::{CachedStatement, Connection, OptionalExtension as _, Row, Transaction, params, params_from_iter};
 
 use super::{Lane, SqliteLedger, column, signed};
 use crate::crash;
@@ -166,17 +166,14 @@ fn record(
         }
     }
     let fits = who_fits(transaction, batch, &mut books)?;
+    let mut pen = Pen::new(transaction)?;
     let unknown_offer = Record { outcome: Recorded::Refused(Reason::Internal), order: None };
     let mut records = vec![unknown_offer; batch.len()];
-    for index in by_buyer(batch) {
-        let (Some((seq, claim)), Some(fits), Some(record)) =
-            (batch.get(index), fits.get(index), records.get_mut(index))
-        else {
-            continue;
-        };
+    for (((seq, claim), fits), record) in batch.iter().zip(fits).zip(&mut records) {
         let Some(offer) = books.get_mut(&claim.offer).and_then(Option::as_mut) else { continue };
-        *record = record_one(transaction, *seq, claim, *fits, offer, now)?;
+        *record = record_one(&mut pen, *seq, claim, fits, offer, now)?;
     }
+    drop(pen);
     for offer in books.values().flatten().filter(|offer| offer.taken > 0) {
         move_counter(transaction, offer)?;
     }
@@ -216,14 +213,6 @@ fn who_fits(
     Ok(fits)
 }
 
-/// The batch in the order of the buyers' index, which is where the writer's time goes.
-fn by_buyer(batch: &[(u64, Arc<Claim>)]) -> Vec<usize> {
-    let mut order: Vec<(&str, usize)> =
-        batch.iter().enumerate().map(|(index, (_, claim))| (claim.buyer.as_str(), index)).collect();
-    order.sort_unstable();
-    order.into_iter().map(|(_, index)| index).collect()
-}
-
 fn read_books(transaction: &Transaction<'_>, offer: OfferId) -> rusqlite::Result<Option<OfferBooks>> {
     transaction
         .prepare_cached(
@@ -247,8 +236,31 @@ fn read_books(transaction: &Transaction<'_>, offer: OfferId) -> rusqlite::Result
         .optional()
 }
 
+/// The statements that every claim of a batch needs.
+struct Pen<'a> {
+    transaction: &'a Transaction<'a>,
+    order: CachedStatement<'a>,
+    event: CachedStatement<'a>,
+}
+
+impl<'a> Pen<'a> {
+    fn new(transaction: &'a Transaction<'a>) -> rusqlite::Result<Self> {
+        let order = transaction.prepare_cached(
+            "insert into orders (order_no, order_id, offer_no, buyer, quantity, state, reason, seq, holds_units,
+                 slot, created_at, recorded_at, pay_by, closed_at, pass_expires_at)
+             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)
+             on conflict do nothing",
+        )?;
+        let event = transaction.prepare_cached(
+            "insert into events (type, at, sale_no, offer_no, order_no, seq, data)
+             values (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        )?;
+        Ok(Self { transaction, order, event })
+    }
+}
+
 fn record_one(
-    transaction: &Transaction<'_>,
+    pen: &mut Pen<'_>,
     seq: u64,
     claim: &Claim,
     fits: bool,
@@ -256,16 +268,16 @@ fn record_one(
     now: UnixMs,
 ) -> LedgerResult<Record> {
     if !fits {
-        return refuse(transaction, seq, claim, Reason::NoStock, offer, now);
+        return refuse(pen, seq, claim, Reason::NoStock, offer, now);
     }
     let order = new_order(seq, claim, Event::Recorded, offer, now)?;
-    if insert_order(transaction, &order, offer, now)? {
+    if insert_order(pen, &order, offer, now)? {
         offer.taken = offer.taken.saturating_add(claim.quantity);
-        insert_event(transaction, &order, offer, now)?;
+        insert_event(pen, &order, offer, now)?;
         return Ok(Record { outcome: Recorded::Recorded, order: Some(Arc::new(order)) });
     }
-    match find(transaction, claim.order)? {
-        None => refuse(transaction, seq, claim, Reason::OtherLive, offer, now),
+    match find(pen.transaction, claim.order)? {
+        None => refuse(pen, seq, claim, Reason::OtherLive, offer, now),
         Some(known) if known.buyer != claim.buyer || known.offer != claim.offer => {
             // The id names somebody else's order: there is no row that could stand for this claim.
             Ok(Record { outcome: Recorded::Refused(Reason::IdClash), order: None })
@@ -280,7 +292,7 @@ fn record_one(
 
 /// A refusal is an order row and an event: whoever was told "queued" finds out why not, also after a crash.
 fn refuse(
-    transaction: &Transaction<'_>,
+    pen: &mut Pen<'_>,
     seq: u64,
     claim: &Claim,
     reason: Reason,
@@ -288,8 +300,8 @@ fn refuse(
     now: UnixMs,
 ) -> LedgerResult<Record> {
     let order = new_order(seq, claim, Event::Refused(reason), offer, now)?;
-    if insert_order(transaction, &order, offer, now)? {
-        insert_event(transaction, &order, offer, now)?;
+    if insert_order(pen, &order, offer, now)? {
+        insert_event(pen, &order, offer, now)?;
     }
     Ok(Record { outcome: Recorded::Refused(reason), order: Some(Arc::new(order)) })
 }
@@ -317,19 +329,9 @@ fn new_order(seq: u64, claim: &Claim, event: Event, offer: &OfferBooks, now: Uni
 }
 
 /// `false` when the order's id, or another live order of its buyer, is already there.
-fn insert_order(
-    transaction: &Transaction<'_>,
-    order: &Order,
-    offer: &OfferBooks,
-    now: UnixMs,
-) -> LedgerResult<bool> {
-    let inserted = transaction
-        .prepare_cached(
-            "insert into orders (order_no, order_id, offer_no, buyer, quantity, state, reason, seq, holds_units,
-                 slot, created_at, recorded_at, pay_by, closed_at, pass_expires_at)
-             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)
-             on conflict do nothing",
-        )?
+fn insert_order(pen: &mut Pen<'_>, order: &Order, offer: &OfferBooks, now: UnixMs) -> LedgerResult<bool> {
+    let inserted = pen
+        .order
         .execute(params![
             signed(order.no),
             order.id.to_bytes(),
@@ -355,21 +357,21 @@ fn slot(order: &Order) -> i64 {
     if order.status.holds_units { 0 } else { signed(order.no) }
 }
 
-fn insert_event(
-    transaction: &Transaction<'_>,
-    order: &Order,
-    offer: &OfferBooks,
-    now: UnixMs,
-) -> LedgerResult<()> {
+fn insert_event(pen: &mut Pen<'_>, order: &Order, offer: &OfferBooks, now: UnixMs) -> LedgerResult<()> {
     let kind = match order.status.state {
         State::Refused => "order.refused",
         _ => "order.recorded",
     };
-    transaction
-        .prepare_cached(
-            "insert into events (type, at, sale_no, offer_no, order_no, seq, data) values (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-        )?
-        .execute(params![kind, now.0, offer.sale_no, offer.offer_no, signed(order.no), order.seq, event_data(order)])?;
+    let data = event_data(order);
+    pen.event.execute(params![
+        kind,
+        now.0,
+        offer.sale_no,
+        offer.offer_no,
+        signed(order.no),
+        order.seq,
+        data
+    ])?;
     Ok(())
 }
 
