@@ -2,14 +2,16 @@
 //! The ledger is the truth; this is rebuilt from it after every change.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
-use rules::id::{OfferId, SaleId};
+use rules::id::{OfferId, OrderId, SaleId};
+use rules::order::State;
 use rules::sale::{Offer, Phase, Sale, SaleState};
 use rules::time::UnixMs;
-use rules::wire::{OfferView, SaleView};
+use rules::wire::{OfferView, OrderView, SaleView};
 
 use crate::gate::OfferGate;
 use crate::telemetry::metrics::{Counts, Step};
@@ -43,6 +45,72 @@ pub struct OfferCard {
     pub offer: Offer,
     pub sale: Arc<SaleCard>,
     pub gate: Arc<OfferGate>,
+    queued_one: OnceLock<QueuedJson>,
+}
+
+impl OfferCard {
+    /// A claim of this offer as its buyer sees it while the ledger does not have it yet.
+    #[must_use]
+    pub fn queued_view(&self, order: OrderId, quantity: u32, created_at: UnixMs) -> OrderView {
+        let price = self.offer.price;
+        OrderView {
+            id: order,
+            sale_id: self.sale.sale.id,
+            offer_id: self.offer.id,
+            quantity,
+            price,
+            total: price.times(quantity).unwrap_or(price),
+            state: State::Queued,
+            reason: None,
+            seq: 1,
+            created_at,
+            pay_by: None,
+            paid_at: None,
+            closed_at: None,
+        }
+    }
+
+    /// The same as JSON. For one unit, which is what nearly everybody orders, all but the order's id and time is
+    /// prepared.
+    #[must_use]
+    pub fn queued_json(&self, order: OrderId, quantity: u32, created_at: UnixMs) -> Bytes {
+        if quantity != 1 {
+            return Rendered::json_of(&self.queued_view(order, quantity, created_at));
+        }
+        self.queued_one.get_or_init(|| QueuedJson::of(self)).write(order, created_at)
+    }
+}
+
+/// A queued order's JSON, cut where its id and its time go.
+#[derive(Debug)]
+struct QueuedJson {
+    before_id: String,
+    before_time: String,
+    end: String,
+}
+
+impl QueuedJson {
+    fn of(card: &OfferCard) -> Self {
+        let (id, time) = (OrderId(0), UnixMs(0));
+        let json = serde_json::to_string(&card.queued_view(id, 1, time)).unwrap_or_default();
+        // Ids and times are quoted and hold no quotes: the first of each is the order's own.
+        let (before_id, rest) = json.split_once(&id.to_string()).unwrap_or_default();
+        let (before_time, end) = rest.split_once(&time.to_string()).unwrap_or_default();
+        Self { before_id: before_id.to_owned(), before_time: before_time.to_owned(), end: end.to_owned() }
+    }
+
+    fn write(&self, order: OrderId, created_at: UnixMs) -> Bytes {
+        const ID_AND_TIME_BYTES: usize = 64;
+        let prepared = self.before_id.len() + self.before_time.len() + self.end.len();
+        let mut json = String::with_capacity(prepared + ID_AND_TIME_BYTES);
+        json.push_str(&self.before_id);
+        // Writing to a string cannot fail.
+        let _ = write!(json, "{order}");
+        json.push_str(&self.before_time);
+        let _ = write!(json, "{created_at}");
+        json.push_str(&self.end);
+        json.into()
+    }
 }
 
 /// A page's data as bytes, with the tag that changes when they do.
@@ -54,10 +122,14 @@ pub struct Rendered {
 
 impl Rendered {
     pub fn of(value: &impl serde::Serialize) -> Self {
-        // These types have no map keys that are not text: writing them cannot fail.
-        let json = serde_json::to_vec(value).unwrap_or_default();
+        let json = Self::json_of(value);
         let etag = etag_of(&json);
-        Self { json: json.into(), etag }
+        Self { json, etag }
+    }
+
+    fn json_of(value: &impl serde::Serialize) -> Bytes {
+        // These types have no map keys that are not text: writing them cannot fail.
+        serde_json::to_vec(value).unwrap_or_default().into()
     }
 }
 
@@ -137,8 +209,12 @@ impl Catalogue {
                 rendered: Default::default(),
             });
             for (offer, gate) in sale.offers.iter().zip(gates) {
-                let offer_card =
-                    OfferCard { offer: offer.clone(), sale: Arc::clone(&card), gate: Arc::clone(gate) };
+                let offer_card = OfferCard {
+                    offer: offer.clone(),
+                    sale: Arc::clone(&card),
+                    gate: Arc::clone(gate),
+                    queued_one: OnceLock::new(),
+                };
                 after.offers.insert(offer.id, Arc::new(offer_card));
             }
             after.listed.retain(|listed| listed.sale.id != sale.id);

@@ -13,7 +13,7 @@ use rules::time::UnixMs;
 use rules::wire::{Funnel, OfferStats, OrderView, Preheated, QueueStats, Stats};
 
 use crate::app::App;
-use crate::catalogue::{OfferCard, SaleCard, is_public};
+use crate::catalogue::{SaleCard, is_public};
 use crate::crash;
 use crate::gate::{OfferGate, Outcome, Seed};
 use crate::ledger::{
@@ -99,7 +99,7 @@ impl App {
             }
         }
         let still_queued = self.gate.unrecorded.get(claim.order).is_some();
-        still_queued.then(|| Seen::Order(Arc::new(queued_view(claim, &card))))
+        still_queued.then(|| Seen::Order(Arc::new(card.queued_view(claim.order, claim.quantity, claim.claimed_at))))
     }
 
     /// An order, once it is beyond `after` (or, without `after`, once it is no longer queued), or as it is when
@@ -499,26 +499,5 @@ fn stock_answer(changed: StockChanged, gate: Option<&OfferGate>) -> StockAnswer 
         StockChanged::BelowLive { .. } => StockAnswer::BelowLive { free: free(0) },
         StockChanged::TooMuch => StockAnswer::TooMuch,
         StockChanged::NotFound => StockAnswer::NotFound,
-    }
-}
-
-/// An order that is durable in the queue, as its buyer sees it.
-#[must_use]
-pub fn queued_view(claim: &Claim, card: &OfferCard) -> OrderView {
-    let price = card.offer.price;
-    OrderView {
-        id: claim.order,
-        sale_id: card.sale.sale.id,
-        offer_id: claim.offer,
-        quantity: claim.quantity,
-        price,
-        total: price.times(claim.quantity).unwrap_or(price),
-        state: State::Queued,
-        reason: None,
-        seq: 1,
-        created_at: claim.claimed_at,
-        pay_by: None,
-        paid_at: None,
-        closed_at: None,
     }
 }

@@ -156,7 +156,7 @@ impl Minted {
     fn pass(&self, number: usize) -> (OfferId, String) {
         let number = number % self.buyers;
         let offer = self.offers[number % self.offers.len()];
-        let buyer = BuyerId::parse(&format!("{:016x}", (number as u64 ^ self.run).wrapping_mul(0x9e37_79b9_7f4a_7c15))).unwrap();
+        let buyer = BuyerId::parse(&format!("b{:04x}{number:011}", self.run & 0xffff)).unwrap();
         let now = UnixMs(jiff::Timestamp::now().as_millisecond());
         let order = self.keys.mint_order_id(&buyer, now, rand::random());
         let pass = Pass { buyer: buyer.as_str(), offer, order, expires_at: now.plus_s(300) };

@@ -1,6 +1,8 @@
 //! Answers as bytes. Problem documents of the hot path are prepared; everything the edge says carries the same
 //! security headers, set in one place.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, REFERRER_POLICY,
@@ -8,7 +10,7 @@ use http::header::{
 };
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::{Either, Full};
-use rules::id::OrderId;
+use rules::id::{OfferId, OrderId};
 use rules::time::UnixMs;
 use rules::wire::{Code, Problem};
 
@@ -26,6 +28,16 @@ const SECURITY_HEADERS: [(HeaderName, HeaderValue); 3] = [
     (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
     (CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'")),
 ];
+
+/// What nearly every answer carries: a copy is cheaper than putting each in its place again.
+static USUAL_HEADERS: LazyLock<HeaderMap> = LazyLock::new(|| {
+    // Room for what single answers add.
+    let mut headers = HeaderMap::with_capacity(8);
+    headers.insert(CONTENT_TYPE, JSON);
+    headers.insert(CACHE_CONTROL, NO_STORE);
+    secure(&mut headers);
+    headers
+});
 
 /// A problem document with what it says beyond its code.
 #[derive(Clone, Debug, Default)]
@@ -87,8 +99,15 @@ pub fn json(status: StatusCode, value: &impl serde::Serialize) -> Response<Body>
 /// An order's answer with its address.
 #[must_use]
 pub fn order(status: StatusCode, order: &rules::wire::OrderView) -> Response<Body> {
-    let mut response = json(status, order);
-    let location = format!("/api/v1/orders/{}?offer={}", order.id, order.offer_id);
+    let json = serde_json::to_vec(order).unwrap_or_default().into();
+    order_json(status, order.id, order.offer_id, json)
+}
+
+/// The same with a document that is already written.
+#[must_use]
+pub fn order_json(status: StatusCode, id: OrderId, offer: OfferId, json: Bytes) -> Response<Body> {
+    let mut response = bytes(status, JSON, json);
+    let location = format!("/api/v1/orders/{id}?offer={offer}");
     if let Ok(location) = HeaderValue::from_maybe_shared(Bytes::from(location)) {
         response.headers_mut().insert(LOCATION, location);
     }
@@ -100,11 +119,9 @@ pub fn order(status: StatusCode, order: &rules::wire::OrderView) -> Response<Bod
 pub fn bytes(status: StatusCode, content_type: HeaderValue, body: Bytes) -> Response<Body> {
     let mut response = Response::new(Either::Left(Full::new(body)));
     *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.reserve(8);
+    let mut headers = USUAL_HEADERS.clone();
     headers.insert(CONTENT_TYPE, content_type);
-    headers.insert(CACHE_CONTROL, NO_STORE);
-    secure(headers);
+    *response.headers_mut() = headers;
     response
 }
 

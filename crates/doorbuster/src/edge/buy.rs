@@ -18,7 +18,7 @@ use super::body::{self, ReadError};
 use super::limits::{Class, IpKey, Permit};
 use crate::app::App;
 use crate::catalogue::OfferCard;
-use crate::desk::{Seen, queued_view};
+use crate::desk::Seen;
 use crate::gate::{Claimed, Try};
 use crate::ledger::LedgerError;
 use crate::telemetry::metrics::{Step, Try as Tried};
@@ -106,7 +106,8 @@ async fn judge(
             funnel.inc(Step::Granted);
             let patience = preferred_wait(headers, app.settings.limits.wait_s);
             if patience.is_zero() {
-                return answer::order(StatusCode::ACCEPTED, &queued_view(&claim, card));
+                let json = card.queued_json(claim.order, claim.quantity, claim.claimed_at);
+                return answer::order_json(StatusCode::ACCEPTED, claim.order, claim.offer, json);
             }
             Box::pin(wait_for_record(app, &claim.buyer, pass, patience, permit)).await
         }

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError};
+use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, OptionalExtension as _, params};
 use rusqlite_migration::{M, Migrations};
 use tokio::sync::{mpsc, oneshot};
@@ -35,10 +35,10 @@ const COMMITS_PER_PRUNE: u32 = 64;
 
 /// Under load the journal rests this long between two commits: a commit that carries many claims costs each of them
 /// less, and the answer waits for it no longer than for the disk.
-const REST_UNDER_LOAD: Duration = Duration::from_micros(400);
+const REST_UNDER_LOAD: Duration = Duration::from_millis(1);
 
 /// A batch of so many claims is load.
-const LOAD_CLAIMS: usize = 8;
+const LOAD_CLAIMS: usize = 16;
 
 /// A claim that is durable in the journal, on its way to the clerk.
 #[derive(Debug)]
@@ -75,14 +75,41 @@ pub struct JournalParts {
 /// The way into the journal.
 #[derive(Clone, Debug)]
 pub struct JournalHandle {
-    messages: Sender<Message>,
+    inbox: Arc<Inbox>,
     recorded: Arc<AtomicU64>,
 }
 
-#[derive(Debug)]
-enum Message {
-    Append(Waiting),
-    Stop,
+/// Where the next batch gathers while one is on its way to the disk. Bounded by the queue's room: every grant in here
+/// holds a permit.
+#[derive(Debug, Default)]
+struct Inbox {
+    gathering: Mutex<Gathering>,
+    bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Gathering {
+    waiting: Vec<Waiting>,
+    writer_waits: bool,
+    stopped: bool,
+}
+
+impl Inbox {
+    /// Moves up to `most` grants into `batch`, waiting a while for the first. `false` when there will be no more.
+    fn gather(&self, batch: &mut Vec<Waiting>, most: usize, patience: Duration) -> bool {
+        let mut gathering = self.gathering.lock();
+        if gathering.waiting.is_empty() && !gathering.stopped {
+            gathering.writer_waits = true;
+            self.bell.wait_for(&mut gathering, patience);
+            gathering.writer_waits = false;
+        }
+        if gathering.waiting.len() <= most {
+            std::mem::swap(&mut gathering.waiting, batch);
+        } else {
+            batch.extend(gathering.waiting.drain(..most));
+        }
+        !(batch.is_empty() && gathering.stopped)
+    }
 }
 
 #[derive(Debug)]
@@ -145,13 +172,12 @@ impl Journal {
 
     /// Starts the writing thread. It ends with [`JournalHandle::stop`], when all that was handed in is answered.
     pub fn start(self, parts: JournalParts) -> anyhow::Result<(JournalHandle, JoinHandle<()>)> {
-        // One more than the room: the word to stop must always fit.
-        let (send, receive) = crossbeam_channel::bounded(parts.gate.room().capacity().saturating_add(1));
+        let inbox = Arc::new(Inbox::default());
         let recorded = Arc::new(AtomicU64::new(0));
         let writer = Writer {
             connection: self.connection,
             next_seq: self.last_seq + 1,
-            messages: receive,
+            inbox: Arc::clone(&inbox),
             recorded: Arc::clone(&recorded),
             pruned: 0,
             commits_since_prune: 0,
@@ -167,7 +193,7 @@ impl Journal {
             failed: Some(parts.failed),
         };
         let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run())?;
-        Ok((JournalHandle { messages: send, recorded }, thread))
+        Ok((JournalHandle { inbox, recorded }, thread))
     }
 }
 
@@ -175,20 +201,23 @@ impl JournalHandle {
     /// Hands a grant to the journal. From here on the grant is committed or rolled back whatever becomes of the
     /// caller. The reply tells how it ended.
     pub fn append(&self, grant: Grant, claim: Arc<Claim>) -> Result<Reply, Grant> {
-        let (answer, reply) = question();
-        match self.messages.try_send(Message::Append(Waiting { grant, claim, answer })) {
-            Err(
-                TrySendError::Full(Message::Append(waiting))
-                | TrySendError::Disconnected(Message::Append(waiting)),
-            ) => Err(waiting.grant),
-            Ok(()) | Err(_) => Ok(reply),
+        let mut gathering = self.inbox.gathering.lock();
+        if gathering.stopped {
+            return Err(grant);
         }
+        let (answer, reply) = question();
+        gathering.waiting.push(Waiting { grant, claim, answer });
+        // Under load the writer is at the disk and sees this when it comes back.
+        if gathering.writer_waits {
+            self.inbox.bell.notify_one();
+        }
+        Ok(reply)
     }
 
     /// Ends the thread once everything handed in so far is answered. Later grants are given back.
     pub fn stop(&self) {
-        // A thread that has already ended needs no word.
-        let _ = self.messages.try_send(Message::Stop);
+        self.inbox.gathering.lock().stopped = true;
+        self.inbox.bell.notify_one();
     }
 
     /// The ledger has recorded everything up to `seq`: the journal may forget it.
@@ -209,7 +238,7 @@ struct Running {
 struct Writer {
     connection: Connection,
     next_seq: u64,
-    messages: Receiver<Message>,
+    inbox: Arc<Inbox>,
     recorded: Arc<AtomicU64>,
     pruned: u64,
     commits_since_prune: u32,
@@ -224,32 +253,32 @@ enum AppendError {
     Unknown(anyhow::Error),
 }
 
+impl Drop for Writer {
+    /// However the thread ends, nobody is left waiting for it.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.fail(anyhow::anyhow!("the journal's thread died"));
+        }
+        let mut gathering = self.inbox.gathering.lock();
+        gathering.stopped = true;
+        let left = std::mem::take(&mut gathering.waiting);
+        drop(gathering);
+        drop(left);
+    }
+}
+
 impl Writer {
     fn run(mut self) {
+        let inbox = Arc::clone(&self.inbox);
         let mut batch = Vec::with_capacity(self.parts.batch);
-        let mut stopping = false;
-        while !stopping {
-            match self.messages.recv_timeout(PRUNE_AFTER_IDLE) {
-                Ok(Message::Append(waiting)) => batch.push(waiting),
-                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => stopping = true,
-                Err(RecvTimeoutError::Timeout) => {
-                    self.prune();
-                    continue;
-                }
-            }
-            while batch.len() < self.parts.batch {
-                match self.messages.try_recv() {
-                    Ok(Message::Append(waiting)) => batch.push(waiting),
-                    Ok(Message::Stop) => stopping = true,
-                    Err(_) => break,
-                }
-            }
+        while inbox.gather(&mut batch, self.parts.batch, PRUNE_AFTER_IDLE) {
             if batch.is_empty() {
+                self.prune();
                 continue;
             }
             let load = batch.len() >= LOAD_CLAIMS;
             self.write(&mut batch);
-            if load && !stopping {
+            if load {
                 std::thread::sleep(REST_UNDER_LOAD);
             }
         }

@@ -144,7 +144,6 @@ impl SqliteLedger {
 /// What recording needs to know of an offer.
 struct OfferBooks {
     offer_no: i64,
-    sale_no: i64,
     sale: SaleId,
     price: Money,
     pay_within_s: u32,
@@ -174,6 +173,7 @@ fn record(
         *record = record_one(&mut pen, *seq, claim, fits, offer, now)?;
     }
     drop(pen);
+    insert_events(transaction, now)?;
     for offer in books.values().flatten().filter(|offer| offer.taken > 0) {
         move_counter(transaction, offer)?;
     }
@@ -216,31 +216,29 @@ fn who_fits(
 fn read_books(transaction: &Transaction<'_>, offer: OfferId) -> rusqlite::Result<Option<OfferBooks>> {
     transaction
         .prepare_cached(
-            "select offer_no, sale_no, sale_id, price_amount, currency, pay_within_s, stock - live_units
+            "select offer_no, sale_id, price_amount, currency, pay_within_s, stock - live_units
              from offers join sales using (sale_no) where offer_id = ?1",
         )?
         .query_row([offer.to_bytes()], |row| {
             Ok(OfferBooks {
                 offer_no: row.get(0)?,
-                sale_no: row.get(1)?,
-                sale: SaleId(column::id(row, 2)?),
+                sale: SaleId(column::id(row, 1)?),
                 price: Money {
-                    amount: row.get(3)?,
-                    currency: column::word(row, 4, |text| text.parse().ok())?,
+                    amount: row.get(2)?,
+                    currency: column::word(row, 3, |text| text.parse().ok())?,
                 },
-                pay_within_s: column::count(row, 5)?,
-                left: column::count(row, 6)?,
+                pay_within_s: column::count(row, 4)?,
+                left: column::count(row, 5)?,
                 taken: 0,
             })
         })
         .optional()
 }
 
-/// The statements that every claim of a batch needs.
+/// The statement that every claim of a batch needs, and the transaction it belongs to.
 struct Pen<'a> {
     transaction: &'a Transaction<'a>,
     order: CachedStatement<'a>,
-    event: CachedStatement<'a>,
 }
 
 impl<'a> Pen<'a> {
@@ -251,11 +249,7 @@ impl<'a> Pen<'a> {
              values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)
              on conflict do nothing",
         )?;
-        let event = transaction.prepare_cached(
-            "insert into events (type, at, sale_no, offer_no, order_no, seq, data)
-             values (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-        )?;
-        Ok(Self { transaction, order, event })
+        Ok(Self { transaction, order })
     }
 }
 
@@ -273,7 +267,6 @@ fn record_one(
     let order = new_order(seq, claim, Event::Recorded, offer, now)?;
     if insert_order(pen, &order, offer, now)? {
         offer.taken = offer.taken.saturating_add(claim.quantity);
-        insert_event(pen, &order, offer, now)?;
         return Ok(Record { outcome: Recorded::Recorded, order: Some(Arc::new(order)) });
     }
     match find(pen.transaction, claim.order)? {
@@ -300,9 +293,7 @@ fn refuse(
     now: UnixMs,
 ) -> LedgerResult<Record> {
     let order = new_order(seq, claim, Event::Refused(reason), offer, now)?;
-    if insert_order(pen, &order, offer, now)? {
-        insert_event(pen, &order, offer, now)?;
-    }
+    insert_order(pen, &order, offer, now)?;
     Ok(Record { outcome: Recorded::Refused(reason), order: Some(Arc::new(order)) })
 }
 
@@ -357,21 +348,17 @@ fn slot(order: &Order) -> i64 {
     if order.status.holds_units { 0 } else { signed(order.no) }
 }
 
-fn insert_event(pen: &mut Pen<'_>, order: &Order, offer: &OfferBooks, now: UnixMs) -> LedgerResult<()> {
-    let kind = match order.status.state {
-        State::Refused => "order.refused",
-        _ => "order.recorded",
-    };
-    let data = event_data(order);
-    pen.event.execute(params![
-        kind,
-        now.0,
-        offer.sale_no,
-        offer.offer_no,
-        signed(order.no),
-        order.seq,
-        data
-    ])?;
+/// The events of all rows that this batch inserted: those beyond the cursor, which moves in the same transaction.
+fn insert_events(transaction: &Transaction<'_>, now: UnixMs) -> LedgerResult<()> {
+    transaction
+        .prepare_cached(
+            "insert into events (type, at, sale_no, offer_no, order_no, seq, data)
+             select iif(state = 'refused', 'order.refused', 'order.recorded'), ?1, sale_no, offer_no, order_no, seq,
+                 '{\"state\":\"' || state || iif(reason is null, '', '\",\"reason\":\"' || reason) || '\"}'
+             from orders join offers using (offer_no) where order_no > (select cursor from identity)
+             order by order_no",
+        )?
+        .execute([now.0])?;
     Ok(())
 }
 
