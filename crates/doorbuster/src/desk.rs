@@ -99,7 +99,8 @@ impl App {
             }
         }
         let still_queued = self.gate.unrecorded.get(claim.order).is_some();
-        still_queued.then(|| Seen::Order(Arc::new(card.queued_view(claim.order, claim.quantity, claim.claimed_at))))
+        still_queued
+            .then(|| Seen::Order(Arc::new(card.queued_view(claim.order, claim.quantity, claim.claimed_at))))
     }
 
     /// An order, once it is beyond `after` (or, without `after`, once it is no longer queued), or as it is when

@@ -10,7 +10,9 @@ use rules::money::Money;
 use rules::order::{self, Event, Reason, State, Status};
 use rules::time::UnixMs;
 use rusqlite::types::Value;
-use rusqlite::{CachedStatement, Connection, OptionalExtension as _, Row, Transaction, params, params_from_iter};
+use rusqlite::{
+    CachedStatement, Connection, OptionalExtension as _, Row, Transaction, params, params_from_iter,
+};
 
 use super::{Lane, SqliteLedger, column, signed};
 use crate::crash;
@@ -321,25 +323,23 @@ fn new_order(seq: u64, claim: &Claim, event: Event, offer: &OfferBooks, now: Uni
 
 /// `false` when the order's id, or another live order of its buyer, is already there.
 fn insert_order(pen: &mut Pen<'_>, order: &Order, offer: &OfferBooks, now: UnixMs) -> LedgerResult<bool> {
-    let inserted = pen
-        .order
-        .execute(params![
-            signed(order.no),
-            order.id.to_bytes(),
-            offer.offer_no,
-            order.buyer.as_str(),
-            order.quantity,
-            order.status.state.as_str(),
-            order.status.reason.map(Reason::as_str),
-            order.seq,
-            order.status.holds_units,
-            slot(order),
-            order.created_at.0,
-            now.0,
-            order.pay_by.map(|at| at.0),
-            order.closed_at.map(|at| at.0),
-            order.pass_expires_at.0,
-        ])?;
+    let inserted = pen.order.execute(params![
+        signed(order.no),
+        order.id.to_bytes(),
+        offer.offer_no,
+        order.buyer.as_str(),
+        order.quantity,
+        order.status.state.as_str(),
+        order.status.reason.map(Reason::as_str),
+        order.seq,
+        order.status.holds_units,
+        slot(order),
+        order.created_at.0,
+        now.0,
+        order.pay_by.map(|at| at.0),
+        order.closed_at.map(|at| at.0),
+        order.pass_expires_at.0,
+    ])?;
     Ok(inserted == 1)
 }
 
