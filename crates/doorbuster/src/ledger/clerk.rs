@@ -22,7 +22,7 @@ const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// Under load the clerk rests between two batches: the buyers have their answer, and orders that are recorded
 /// together share the pages they touch.
-const REST_UNDER_LOAD: Duration = Duration::from_millis(60);
+const REST_UNDER_LOAD: Duration = Duration::from_millis(30);
 
 /// A batch of so many claims is load.
 const LOAD_CLAIMS: usize = 16;

@@ -35,7 +35,7 @@ const COMMITS_PER_PRUNE: u32 = 64;
 
 /// Under load the journal rests this long between two commits: a commit that carries many claims costs each of them
 /// less, and the answer waits for it no longer than for the disk.
-const REST_UNDER_LOAD: Duration = Duration::from_millis(1);
+const REST_UNDER_LOAD: Duration = Duration::from_micros(500);
 
 /// A batch of so many claims is load.
 const LOAD_CLAIMS: usize = 16;

@@ -42,6 +42,10 @@ const CHECKPOINT_PAGES: u32 = 16_384;
 /// Page cache of the writer, in KiB: the random index of a million orders fits.
 const WRITER_CACHE_KIB: i64 = 131_072;
 
+/// How far the writing thread stands back when cores are short: the buyers who wait for an answer come first, and the
+/// orders behind them have a queue to wait in.
+const WRITER_NICE: i32 = 5;
+
 type Work = Box<dyn FnOnce(&mut Connection) + Send>;
 
 /// Which queue a write waits in.
@@ -161,6 +165,8 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<Join
 }
 
 fn run_writer(mut connection: Connection, settles: &Receiver<Work>, batches: &Receiver<Work>) {
+    // A system that does not allow it loses nothing but politeness.
+    let _ = rustix::process::nice(WRITER_NICE);
     loop {
         let work = select_biased! {
             recv(settles) -> work => work,

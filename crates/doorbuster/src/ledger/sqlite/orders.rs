@@ -26,6 +26,9 @@ const ORDER_COLUMNS: &str = "orders.order_no, orders.order_id, sales.sale_id, of
 
 const ORDER_TABLES: &str = "orders join offers using (offer_no) join sales using (sale_no)";
 
+/// After so many claims of a batch, whoever waits for the core may have it: a batch is long, and nobody waits for it.
+const CLAIMS_PER_YIELD: usize = 32;
+
 /// A live or recently ended order, for rebuilding the gate.
 #[derive(Clone, Debug)]
 pub struct Remembered<'a> {
@@ -170,7 +173,10 @@ fn record(
     let mut pen = Pen::new(transaction)?;
     let unknown_offer = Record { outcome: Recorded::Refused(Reason::Internal), order: None };
     let mut records = vec![unknown_offer; batch.len()];
-    for (((seq, claim), fits), record) in batch.iter().zip(fits).zip(&mut records) {
+    for (index, (((seq, claim), fits), record)) in batch.iter().zip(fits).zip(&mut records).enumerate() {
+        if index % CLAIMS_PER_YIELD == 0 {
+            std::thread::yield_now();
+        }
         let Some(offer) = books.get_mut(&claim.offer).and_then(Option::as_mut) else { continue };
         *record = record_one(&mut pen, *seq, claim, fits, offer, now)?;
     }
