@@ -63,6 +63,8 @@ pub struct Tally {
     /// Of 202, from the moment they were due, in microseconds.
     pub accepted_us: Histogram<u64>,
     pub lateness_us: Histogram<u64>,
+    /// Of the generating threads.
+    pub cpu_us: f64,
     pub run: Duration,
 }
 
@@ -80,6 +82,7 @@ impl Tally {
             strange: 0,
             accepted_us: histogram(),
             lateness_us: histogram(),
+            cpu_us: 0.0,
             run,
         }
     }
@@ -106,6 +109,7 @@ impl Tally {
         self.gave_up += other.gave_up;
         self.broken += other.broken;
         self.strange += other.strange;
+        self.cpu_us += other.cpu_us;
         self.accepted_us.add(&other.accepted_us).expect("the same bounds");
         self.lateness_us.add(&other.lateness_us).expect("the same bounds");
     }
@@ -115,6 +119,7 @@ impl Tally {
             "offered": self.offered, "achieved": self.achieved, "useful": self.useful, "accepted": self.accepted,
             "shed": self.shed, "gave_up": self.gave_up, "broken": self.broken, "strange": self.strange,
             "goodput": self.goodput(), "accepted_p99_ms": self.p99_ms(), "run_s": self.run.as_secs_f64(),
+            "generator_cpu_us": self.cpu_us / self.offered.max(1) as f64,
             "lateness_p99_ms": self.lateness_us.value_at_quantile(0.99) as f64 / 1_000.0,
         })
     }
@@ -168,6 +173,7 @@ impl Arrivals {
             dry: AtomicBool::new(false),
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let cpu_before = this_thread_us();
         runtime.block_on(async {
             match self.coming {
                 Coming::Closed { people } => closed(&desk, people / self.threads, passes).await,
@@ -179,6 +185,7 @@ impl Arrivals {
         });
         anyhow::ensure!(!desk.dry.load(Ordering::Relaxed), "the passes signed ahead did not suffice");
         let mut tally = desk.tally.lock().expect("no visit panicked");
+        tally.cpu_us = this_thread_us() - cpu_before;
         Ok(std::mem::replace(&mut tally, Tally::new(self.run)))
     }
 }
@@ -267,6 +274,12 @@ impl Desk {
             End::Broken => tally.broken += 1,
         }
     }
+}
+
+fn this_thread_us() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let ns: Option<f64> = text.split_whitespace().next().and_then(|ns| ns.parse().ok());
+    ns.unwrap_or(0.0) / 1_000.0
 }
 
 fn micros(duration: Duration) -> u64 {

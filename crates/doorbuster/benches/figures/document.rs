@@ -119,7 +119,7 @@ const METHOD: &str = "\
 - Everybody takes turns in one run. A figure is the median of the ratios of the turns, after a warm-up that is thrown
   away. CPU is user and system time of all processes of a contender.
 - **Overload**: the server lives under a fifth of a core in periods of 10 ms. Each buyer comes on a connection of their
-  own, waits at most a second, and leaves. The peak is what 256 buyers at a time get. Then ten times as many come as the
+  own, waits at most a second, and leaves. The peak is what 128 buyers at a time get. Then ten times as many come as the
   peak serves, whatever the server does. Goodput is answers of 202 and 409 per second. With less than 95 % of the
   arrivals achieved there is no figure.
 - **Slow sockets**: 10,000 begin a request, send one header every 4 seconds, and come back when they are thrown out.

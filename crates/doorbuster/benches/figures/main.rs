@@ -234,9 +234,9 @@ fn measure(plan: &Plan, report: &mut report::Report, only: &[Group]) -> anyhow::
 /// Instruction counts come from a tool of their own; here they only join the table.
 fn counted_before(report: &mut report::Report, counts: &[String]) -> anyhow::Result<()> {
     const KNOWN: [(&str, &str, &str); 3] = [
-        ("refuse", "instructions_refuse", "instructions per refusal, request body to answer"),
-        ("accept", "instructions_accept", "instructions per accept, up to the hand-over to the journal"),
-        ("pass", "instructions_pass", "instructions to check a pass"),
+        ("refuse", "instructions_refuse", "instructions per refusal, from body to answer, without the pass"),
+        ("accept", "instructions_accept", "the same per accept, up to the hand-over to the journal"),
+        ("pass", "instructions_pass", "instructions to check a pass, by valgrind's SHA-256"),
     ];
     for count in counts {
         let (name, count) =

@@ -146,6 +146,11 @@ fn start_node(
 ) -> anyhow::Result<Owned> {
     let modules = std::env::var_os(NODE_MODULES_VARIABLE)
         .with_context(|| format!("ioredis is not installed ({NODE_MODULES_VARIABLE} is not set)"))?;
+    ensure!(
+        Path::new(&modules).join("ioredis").is_dir(),
+        "ioredis is not installed in {}",
+        modules.display()
+    );
     let (script, lua) = (folder.join("cluster.js"), folder.join("claim.lua"));
     std::fs::write(&script, CLUSTER_JS)?;
     std::fs::write(&lua, CLAIM_LUA)?;
