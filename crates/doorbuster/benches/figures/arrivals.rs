@@ -15,8 +15,8 @@ use stampede::blast::{Passes, RequestSource};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpSocket;
 
-/// Loopback addresses that buyers come from; each has its own ports.
-const SOURCES: usize = 16;
+/// So many can wait at once from one loopback address before its ports run short; more come from several.
+const WAITING_PER_SOURCE: usize = 20_000;
 /// An arrival that begins later than this after it was due was not offered in time and does not count as achieved.
 const LATE: Duration = Duration::from_millis(250);
 /// How long the generator sleeps between looks at who is due.
@@ -141,6 +141,7 @@ struct Desk {
     tally: Mutex<Tally>,
     waiting: AtomicUsize,
     visits: AtomicUsize,
+    sources: usize,
     dry: AtomicBool,
 }
 
@@ -170,6 +171,11 @@ impl Arrivals {
             tally: Mutex::new(Tally::new(self.run)),
             waiting: AtomicUsize::new(0),
             visits: AtomicUsize::new(number),
+            sources: match self.coming {
+                Coming::Closed { people } => people,
+                Coming::Open { waiting_max, .. } => waiting_max,
+            }
+            .div_ceil(WAITING_PER_SOURCE),
             dry: AtomicBool::new(false),
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -248,7 +254,10 @@ async fn open(desk: &Arc<Desk>, per_s: f64, waiting_max: usize, mut passes: Pass
 impl Desk {
     async fn visit(&self, request: &[u8], due: Instant) {
         let late = due.elapsed();
-        let source = self.visits.fetch_add(1, Ordering::Relaxed) % SOURCES;
+        let source = match self.sources {
+            0 | 1 => None,
+            sources => Some(self.visits.fetch_add(1, Ordering::Relaxed) % sources),
+        };
         let limit = tokio::time::Instant::from_std(due + self.patience);
         let end = match tokio::time::timeout_at(limit, ask(self.addr, source, request)).await {
             Ok(Ok(status)) => End::Status(status),
@@ -287,12 +296,14 @@ fn micros(duration: Duration) -> u64 {
 }
 
 /// One buyer: connects, asks, reads the answer to its end, hangs up at once.
-async fn ask(addr: SocketAddr, source: usize, request: &[u8]) -> std::io::Result<u16> {
+async fn ask(addr: SocketAddr, source: Option<usize>, request: &[u8]) -> std::io::Result<u16> {
     let socket = TcpSocket::new_v4()?;
     // Nothing of ours waits in the kernel after the end: a minute of that would use up all ports.
     socket.set_zero_linger()?;
-    let host = u8::try_from(source + 2).unwrap_or(2);
-    socket.bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, host), 0)))?;
+    if let Some(source) = source {
+        let host = u8::try_from(source + 2).unwrap_or(2);
+        socket.bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, host), 0)))?;
+    }
     let mut stream = socket.connect(addr).await?;
     stream.write_all(request).await?;
     let mut buffer = [0; 2_048];

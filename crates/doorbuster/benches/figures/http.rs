@@ -82,13 +82,14 @@ pub fn measure(plan: &Plan, report: &mut Report, half_load: bool) -> anyhow::Res
         for contender in &mut contenders {
             let sample = run(plan, &ours, contender)?;
             report.say(&format!(
-                "run {repetition}/{}: {:<22} {:>8.0}/s  server {:>6.2} us  generator {:>5.2} us  p99 {:>6.2} ms",
+                "run {repetition}/{}: {:<22} {:>8.0}/s  server {:>6.2} us  generator {:>5.2} us  p99 {:>6.2} ms{}",
                 plan.repetitions,
                 contender.name,
                 sample.rate,
                 sample.cpu_us,
                 sample.generator_cpu_us,
-                sample.p99_ms
+                sample.p99_ms,
+                if sample.busy > 0 { format!("  {} told busy", sample.busy) } else { String::new() }
             ));
             series.entry(contender.name).or_default().push(sample);
         }
@@ -200,7 +201,7 @@ fn run(plan: &Plan, ours: &Ours, contender: &mut Contender) -> anyhow::Result<Sa
             let blasted = load(ceiling.address, source)?;
             let cpu = ceiling.cpu().saturating_sub(before);
             checked(&blasted, kind, contender.name)?;
-            Ok(Sample::of(&blasted, blasted.elapsed, cpu))
+            Ok(Sample::of(&blasted, kind.status(), blasted.elapsed, cpu))
         }
         Server::Ours => {
             let sale = ours.sale(kind);
@@ -214,7 +215,7 @@ fn run(plan: &Plan, ours: &Ours, contender: &mut Contender) -> anyhow::Result<Sa
             };
             let cpu = ours.product.cpu().saturating_sub(before);
             checked(&blasted, kind, contender.name)?;
-            Ok(Sample::of(&blasted, blasted.elapsed + settled, cpu))
+            Ok(Sample::of(&blasted, kind.status(), blasted.elapsed + settled, cpu))
         }
         Server::Rival(rival) => {
             rival.open_sale(if kind == Kind::Accept { PLENTY } else { 0 })?;
@@ -224,18 +225,19 @@ fn run(plan: &Plan, ours: &Ours, contender: &mut Contender) -> anyhow::Result<Sa
             let cpu = rival.cpu().saturating_sub(before);
             checked(&blasted, kind, contender.name)?;
             let orders = rival.orders()?;
-            let expected = if kind == Kind::Accept { blasted.answered() } else { 0 };
+            let expected = if kind == Kind::Accept { blasted.status(202) } else { 0 };
             ensure!(orders == expected, "{}: {orders} orders for {expected} accepts", contender.name);
-            Ok(Sample::of(&blasted, blasted.elapsed, cpu))
+            Ok(Sample::of(&blasted, kind.status(), blasted.elapsed, cpu))
         }
     }
 }
 
-/// A rate of wrong answers is no rate.
+/// A rate of wrong answers is no rate. `busy` is a right answer of a full queue; it is counted as none.
 fn checked(blasted: &Blasted, kind: Kind, name: &str) -> anyhow::Result<()> {
     let right = blasted.status(kind.status());
+    let busy = if kind == Kind::Accept { blasted.status(503) } else { 0 };
     ensure!(
-        right == blasted.answered() && right > 0 && blasted.broken + blasted.timeouts == 0,
+        right + busy == blasted.answered() && right > 0 && blasted.broken + blasted.timeouts == 0,
         "{name}: not only answers of {}: {:?}, {} broken, {} timeouts",
         kind.status(),
         blasted.by_status().collect::<Vec<_>>(),

@@ -188,12 +188,15 @@ pub struct Sample {
     pub generator_cpu_us: f64,
     pub p50_ms: f64,
     pub p99_ms: f64,
+    /// Answers of 503: the ledger did not follow and the queue was full.
+    pub busy: u64,
 }
 
 impl Sample {
-    /// `elapsed`: the time that counts, which may be longer than the generator was busy.
-    pub fn of(blasted: &Blasted, elapsed: Duration, cpu: Duration) -> Self {
-        let answered = blasted.answered().max(1) as f64;
+    /// Per answer of `status`; what else was answered only costs. `elapsed`: the time that counts, which may be longer
+    /// than the generator was busy.
+    pub fn of(blasted: &Blasted, status: u16, elapsed: Duration, cpu: Duration) -> Self {
+        let answered = blasted.status(status).max(1) as f64;
         let at = |quantile| blasted.latency_us.value_at_quantile(quantile) as f64 / 1_000.0;
         Self {
             rate: answered / elapsed.as_secs_f64(),
@@ -201,13 +204,14 @@ impl Sample {
             generator_cpu_us: blasted.cpu.as_secs_f64() * 1e6 / answered,
             p50_ms: at(0.5),
             p99_ms: at(0.99),
+            busy: blasted.status(503),
         }
     }
 
     pub fn json(&self) -> Value {
         json!({
             "rate": self.rate, "cpu_us": self.cpu_us, "generator_cpu_us": self.generator_cpu_us,
-            "p50_ms": self.p50_ms, "p99_ms": self.p99_ms,
+            "p50_ms": self.p50_ms, "p99_ms": self.p99_ms, "busy": self.busy,
         })
     }
 }
