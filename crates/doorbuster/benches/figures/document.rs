@@ -60,7 +60,7 @@ fn text(report: &Report, kept: &str) -> String {
     }
     conditions(&mut out, report);
     out += METHOD;
-    let _ = write!(out, "{BEGIN}{kept}{END}\n");
+    let _ = writeln!(out, "{BEGIN}{kept}{END}");
     out
 }
 
@@ -72,6 +72,7 @@ fn figures(out: &mut String, report: &Report) {
         let value = match figure.unit {
             "1/s" => format!("{:.0}/s", figure.value),
             "x" => format!("{:.2}", figure.value),
+            "" => format!("{:.0}", figure.value),
             unit => format!("{:.2} {unit}", figure.value),
         };
         let (goal, verdict) = (figure.goal.text(), figure.goal.verdict(figure.value));

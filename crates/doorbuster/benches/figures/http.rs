@@ -62,6 +62,8 @@ struct Ours {
 }
 
 type Series = BTreeMap<&'static str, Vec<Sample>>;
+/// What of a sample is looked at.
+type Of = fn(&Sample) -> f64;
 
 pub fn measure(plan: &Plan, report: &mut Report, half_load: bool) -> anyhow::Result<()> {
     let ours = Ours::start(plan)?;
@@ -247,19 +249,19 @@ fn checked(blasted: &Blasted, kind: Kind, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn median_of(series: &Series, name: &str, of: fn(&Sample) -> f64) -> f64 {
+fn median_of(series: &Series, name: &str, of: Of) -> f64 {
     median(&series.get(name).into_iter().flatten().map(of).collect::<Vec<_>>())
 }
 
 /// The median of the ratios of one repetition each: what drifts in the machine drifts in both.
-fn ratio(series: &Series, name: &str, against: &str, of: fn(&Sample) -> f64) -> f64 {
+fn ratio(series: &Series, name: &str, against: &str, of: Of) -> f64 {
     let pairs = series.get(name).into_iter().flatten().zip(series.get(against).into_iter().flatten());
     median(&pairs.map(|(ours, theirs)| of(ours) / of(theirs)).collect::<Vec<_>>())
 }
 
 fn figures(report: &mut Report, series: &Series) {
-    let rate: fn(&Sample) -> f64 = |sample| sample.rate;
-    let cpu: fn(&Sample) -> f64 = |sample| sample.cpu_us;
+    let rate: Of = |sample| sample.rate;
+    let cpu: Of = |sample| sample.cpu_us;
     let faster = if median_of(series, "ceiling_multi", rate) > median_of(series, "ceiling_per_core", rate) {
         "ceiling_multi"
     } else {
@@ -366,7 +368,7 @@ fn figures(report: &mut Report, series: &Series) {
 }
 
 fn pictures(report: &mut Report, contenders: &[Contender], series: &Series) {
-    let bars = |kind: Kind, of: fn(&Sample) -> f64| -> Vec<Bar> {
+    let bars = |kind: Kind, of: Of| -> Vec<Bar> {
         let chosen = contenders
             .iter()
             .filter(|contender| contender.kind == kind || matches!(contender.server, Server::Ceiling(_)));
@@ -376,7 +378,7 @@ fn pictures(report: &mut Report, contenders: &[Contender], series: &Series) {
         };
         chosen.map(bar).collect()
     };
-    let (rate, cpu): (fn(&Sample) -> f64, fn(&Sample) -> f64) = (|s| s.rate, |s| s.cpu_us);
+    let (rate, cpu): (Of, Of) = (|s| s.rate, |s| s.cpu_us);
     let pictures = [
         ("refuse-rate.svg", "Sold-out refusals per second", "1/s", bars(Kind::Refuse, rate)),
         ("refuse-cpu.svg", "Server CPU per refusal, all processes", "us", bars(Kind::Refuse, cpu)),

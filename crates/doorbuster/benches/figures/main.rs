@@ -157,7 +157,7 @@ const QUICK: Plan = Plan {
     overload_repetitions: 2,
     connections: 128,
     threads: 2,
-    many_buyers: 500_000,
+    many_buyers: 300_000,
     spread_requests: 60_000,
     recorded_orders: 300_000,
     open_files: 0,

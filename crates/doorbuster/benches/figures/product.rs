@@ -61,7 +61,8 @@ impl Product {
             quota.admit(process.id()).context("the server cannot be put under its quota")?;
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let client = reqwest::Client::builder().no_proxy().build()?;
+        // Kept connections go stale unseen: nobody drives them while the load runs.
+        let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build()?;
         Ok(Self { process, address, client, runtime })
     }
 
