@@ -1,4 +1,4 @@
-//! Brings what the tests need and this machine lacks: Debian packages, cargo tools, Python tools.
+//! Brings what the tests and the benchmark need and this machine lacks: Debian packages, cargo tools, Python tools.
 //! What is present and new enough is left alone. Never starts a service, never asks for another user's rights.
 
 use std::fmt;
@@ -10,7 +10,20 @@ use anyhow::{Context, bail};
 use crate::process::{ask, on_path, show};
 
 /// A program the tests start, the Debian package that brings it, and what it is needed for.
-pub const PACKAGES: &[(&str, &str, &str)] = &[("python3", "python3", "runs the API fuzzer")];
+pub const PACKAGES: &[(&str, &str, &str)] = &[("python3", "python3", "runs the API fuzzer"), VALGRIND];
+
+const VALGRIND: (&str, &str, &str) = ("valgrind", "valgrind", "counts the hot path's instructions");
+
+/// What only the benchmark starts: the rivals.
+const RIVAL_PACKAGES: &[(&str, &str, &str)] = &[
+    ("/usr/sbin/nginx", "nginx", "a rival of the benchmark"),
+    ("/usr/lib/nginx/modules/ngx_http_lua_module.so", "libnginx-mod-http-lua", "its Lua"),
+    ("/usr/share/lua/5.1/nginx/redis.lua", "lua-nginx-redis", "its way to Redis"),
+    ("/usr/bin/redis-server", "redis-server", "the rivals' stock"),
+];
+
+/// The client of the rival in Node; exactly this version, so that figures of two days can be compared.
+const IOREDIS: &str = "ioredis@5.11.1";
 
 /// Debian cuts `ensurepip` out of Python; this package puts it back.
 const VENV_PACKAGE: &str = "python3-venv";
@@ -73,16 +86,42 @@ pub fn schemathesis(target: &Path) -> PathBuf {
     program_of(&target.join("venv"), SCHEMATHESIS.program)
 }
 
+/// For those who count instructions and need nothing else.
+pub fn valgrind(consent: Consent) -> anyhow::Result<()> {
+    install_packages(&missing_packages(&[VALGRIND], |program| on_path(program).is_some()), consent)
+}
+
+/// What the benchmark's rivals need. Returns where the modules of Node lie, which may be nowhere: that rival gives
+/// information only, and without it the others are still measured.
+pub fn rivals(target: &Path, consent: Consent) -> anyhow::Result<PathBuf> {
+    install_packages(&missing_packages(RIVAL_PACKAGES, |file| Path::new(file).is_file()), consent)?;
+    let folder = target.join("bench").join("node");
+    let modules = folder.join("node_modules");
+    if !modules.join("ioredis").is_dir() && consent == Consent::Install {
+        std::fs::create_dir_all(&folder)?;
+        let mut npm = Command::new("npm");
+        npm.args(["install", "--no-audit", "--no-fund", "--prefix"]).arg(&folder).arg(IOREDIS);
+        if let Err(error) = show(&mut npm) {
+            println!("the rival in Node will be missing: {error:#}");
+        }
+    }
+    Ok(modules)
+}
+
 fn debian(consent: Consent) -> anyhow::Result<()> {
     let mut packages = missing_packages(PACKAGES, |program| on_path(program).is_some());
     if !packages.iter().any(|(package, _)| *package == "python3") && !venv_works() {
         packages.push((VENV_PACKAGE, "gives the Python tools a folder of their own"));
     }
+    install_packages(&packages, consent)
+}
+
+fn install_packages(packages: &[(&str, &str)], consent: Consent) -> anyhow::Result<()> {
     if packages.is_empty() {
         return Ok(());
     }
     let names: Vec<&str> = packages.iter().map(|(package, _)| *package).collect();
-    permitted(&packages, consent, is_root(), on_path("apt-get").is_some())?;
+    permitted(packages, consent, is_root(), on_path("apt-get").is_some())?;
     show(&mut apt(&["update", "--quiet"]))?;
     show(&mut apt_install(&names))
 }

@@ -3,6 +3,7 @@
 
 mod bench;
 mod install;
+mod instructions;
 mod process;
 mod test;
 mod tidy;
@@ -25,7 +26,7 @@ struct Cli {
 enum Chore {
     /// Everything a change must pass; what the build machine runs.
     Test(test::Args),
-    /// The figures: ratios against a ceiling in one run, with the conditions beside them.
+    /// The figures: ratios against a ceiling and rivals in one run, with the conditions beside them.
     Bench(bench::Args),
     /// The borders and house rules that no compiler checks.
     Tidy,

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 
 use crate::install::{self, Consent};
 use crate::process::{show, show_within};
-use crate::tidy;
+use crate::{instructions, tidy};
 
 /// Enough for the advisory database on a slow line; a network that does not answer must not hold the run.
 const ADVISORY_FETCH_LIMIT: Duration = Duration::from_secs(60);
@@ -37,6 +37,7 @@ enum Step {
     Advisories,
     Nextest,
     Doctests,
+    Instructions,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -128,6 +129,7 @@ impl Workshop {
             Step::Advisories => self.advisories(),
             Step::Nextest => self.nextest().into(),
             Step::Doctests => self.doctests(),
+            Step::Instructions => instructions::check(&self.root, &self.target).into(),
         }
     }
 
@@ -183,7 +185,7 @@ impl Workshop {
 }
 
 /// The build folder: what the environment says, on the build machine one that outlives the checkout.
-fn target_folder(root: &Path, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+pub fn target_folder(root: &Path, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(folder) = set("CARGO_TARGET_DIR") {
         return root.join(folder);
@@ -211,14 +213,14 @@ fn has_doctest(source: &str) -> bool {
 }
 
 fn table(rows: &[Row]) -> String {
-    let mut text = format!("{:<12}{:>9}  result\n", "step", "time");
+    let mut text = format!("{:<14}{:>9}  result\n", "step", "time");
     for Row { step, outcome, took } in rows {
         let result = match outcome {
             Outcome::Passed => "passed".to_owned(),
             Outcome::Failed(why) => format!("FAILED ({})", first_line(why)),
             Outcome::NotRun(why) => format!("not run ({})", first_line(why)),
         };
-        text += &format!("{:<12}{:>7.1} s  {result}\n", step.name(), took.as_secs_f64());
+        text += &format!("{:<14}{:>7.1} s  {result}\n", step.name(), took.as_secs_f64());
     }
     text
 }
@@ -299,9 +301,9 @@ mod tests {
             row(Step::Nextest, Outcome::Failed("two tests".into())),
         ];
         let text = table(&rows);
-        assert!(text.contains("fmt             1.2 s  passed\n"), "{text}");
-        assert!(text.contains("advisories      1.2 s  not run (no network)\n"), "{text}");
-        assert!(text.contains("nextest         1.2 s  FAILED (two tests)\n"), "{text}");
+        assert!(text.contains("fmt               1.2 s  passed\n"), "{text}");
+        assert!(text.contains("advisories        1.2 s  not run (no network)\n"), "{text}");
+        assert!(text.contains("nextest           1.2 s  FAILED (two tests)\n"), "{text}");
     }
 
     #[test]

@@ -4,7 +4,8 @@
 use std::convert::Infallible;
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -15,6 +16,8 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpSocket};
 
+use crate::processes::{self, Owned};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Layout {
     MultiThread,
@@ -23,7 +26,7 @@ pub enum Layout {
 
 /// A ceiling server in a process of its own.
 pub struct Ceiling {
-    child: Child,
+    process: Owned,
     pub address: SocketAddr,
 }
 
@@ -34,25 +37,21 @@ impl Ceiling {
             Layout::MultiThread => "multi-thread",
             Layout::ThreadPerCore => "thread-per-core",
         };
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["--ceiling", layout, "--answer-bytes", &answer_bytes.to_string()])
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["--ceiling", layout, "--answer-bytes", &answer_bytes.to_string()]);
+        let mut process = Owned::start(command.stdout(Stdio::piped()))?;
         let mut line = String::new();
-        BufReader::new(child.stdout.take().context("no output")?).read_line(&mut line)?;
+        BufReader::new(process.child().stdout.take().context("no output")?).read_line(&mut line)?;
         let address = line.trim().parse().with_context(|| format!("not an address: {line:?}"))?;
-        Ok(Self { child, address })
+        Ok(Self { process, address })
     }
 
-    pub fn id(&self) -> u32 {
-        self.child.id()
+    pub fn cpu(&self) -> Duration {
+        processes::cpu_of(self.process.id())
     }
-}
 
-impl Drop for Ceiling {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    pub fn command(&self) -> String {
+        self.process.line.clone()
     }
 }
 

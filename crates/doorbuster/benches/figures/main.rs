@@ -17,19 +17,61 @@
 /// What a bare server can do.
 mod ceiling;
 
+/// Ours, as users run it.
+mod product;
+
+/// What others would build.
+mod rivals;
+
+/// Requests, and what came of them.
+mod load;
+
+/// Refusals and accepts, everybody in turn.
+mod http;
+
+/// Buyers on connections of their own.
+mod arrivals;
+
+/// Ten times too many of them.
+mod overload;
+
+/// Ten thousand sockets that never end their request.
+mod slowloris;
+
+/// Many offers, many buyers.
+mod spread;
+
 /// Bytes per claim.
 mod memory;
 
-/// Ours, as users run it.
-mod product;
+/// A start with a past.
+mod start;
+
+/// Gate and SQLite alone.
+mod parts;
+
+/// Starting, ending and observing processes.
+mod processes;
+
+/// A share of a core.
+mod quota;
 
 /// Tables and JSON.
 mod report;
 
-use std::path::PathBuf;
+/// The page in `docs/`.
+mod document;
+
+/// Its pictures.
+mod svg;
+
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
+use serde_json::json;
+
+use crate::report::Goal;
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -45,13 +87,19 @@ struct Args {
     /// Writes figures and samples as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Only these groups: http, half-load, spread, memory, start.
+    /// Only these groups.
     #[arg(long, value_delimiter = ',')]
-    only: Vec<String>,
+    only: Vec<Group>,
+    /// Writes docs/performance.md below this folder.
+    #[arg(long)]
+    write_docs: Option<PathBuf>,
+    /// Instructions per request that were counted before, as name=count.
+    #[arg(long, value_delimiter = ',')]
+    instructions: Vec<String>,
     /// Measures nothing against anything: loads the server with one kind of request for ten seconds and says which
     /// of its threads spent what on it. For use beside `perf`.
     #[arg(long)]
-    profile: Option<product::Kind>,
+    profile: Option<http::Kind>,
     /// Runs as the ceiling server instead (used by the bench itself).
     #[arg(long, hide = true)]
     ceiling: Option<ceiling::Layout>,
@@ -65,16 +113,66 @@ struct Args {
     bench: bool,
 }
 
+/// What can be measured by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Group {
+    /// Refusals and accepts: the ceiling, ours and the rivals.
+    Http,
+    /// The latency of accepts at half of their rate; measures `http` first.
+    HalfLoad,
+    /// Ten times more buyers than the server can take.
+    Overload,
+    /// 10,000 slow sockets.
+    Slowloris,
+    /// One and a thousand offers, few and many buyers.
+    Spread,
+    /// Bytes per live claim.
+    Memory,
+    /// A start with recorded orders.
+    Start,
+    /// Gate and SQLite alone.
+    Parts,
+}
+
 /// How long and how often.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
+    pub quick: bool,
     pub run: Duration,
     pub repetitions: usize,
+    pub overload_repetitions: usize,
     pub connections: usize,
     pub threads: usize,
     pub many_buyers: usize,
+    pub spread_requests: usize,
     pub recorded_orders: usize,
+    /// How many files this process and those it starts may open.
+    pub open_files: u64,
 }
+
+const QUICK: Plan = Plan {
+    quick: true,
+    run: Duration::from_secs(2),
+    repetitions: 3,
+    overload_repetitions: 2,
+    connections: 128,
+    threads: 2,
+    many_buyers: 300_000,
+    spread_requests: 60_000,
+    recorded_orders: 300_000,
+    open_files: 0,
+};
+
+const FULL: Plan = Plan {
+    quick: false,
+    run: Duration::from_secs(5),
+    repetitions: 5,
+    overload_repetitions: 3,
+    many_buyers: 5_000_000,
+    spread_requests: 200_000,
+    recorded_orders: 1_000_000,
+    ..QUICK
+};
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
@@ -84,42 +182,69 @@ fn main() -> anyhow::Result<()> {
     if let Some(claims) = args.memory_probe {
         return memory::probe(claims);
     }
-    let quick = Plan {
-        run: Duration::from_secs(2),
-        repetitions: 3,
-        connections: 128,
-        threads: 2,
-        many_buyers: 500_000,
-        recorded_orders: 300_000,
-    };
-    let mut plan = if args.quick {
-        quick
-    } else {
-        Plan {
-            run: Duration::from_secs(5),
-            repetitions: 5,
-            many_buyers: 5_000_000,
-            recorded_orders: 1_000_000,
-            ..quick
-        }
-    };
-    plan.repetitions = args.repetitions.unwrap_or(plan.repetitions);
+    let mut plan = if args.quick { QUICK } else { FULL };
+    plan.open_files = processes::raise_open_files();
+    plan.repetitions = args.repetitions.unwrap_or(plan.repetitions).max(1);
+    plan.overload_repetitions = args.repetitions.unwrap_or(plan.overload_repetitions).max(1);
     if let Some(kind) = args.profile {
-        return product::profile(&Plan { run: Duration::from_secs(10), ..plan }, kind);
+        return http::profile(&Plan { run: Duration::from_secs(10), ..plan }, kind);
     }
-    let wanted = |group: &str| args.only.is_empty() || args.only.iter().any(|only| only == group);
     let mut report = report::Report::new(&plan);
-    if wanted("http") || wanted("half-load") {
-        product::http(&plan, &mut report, wanted("half-load"))?;
+    report.condition("open_files", json!(plan.open_files));
+    report.condition("date", json!(jiff::Timestamp::now().strftime("%Y-%m-%d").to_string()));
+    report.condition("compiler", json!(processes::version_of(Path::new("rustc"), "--version")));
+    counted_before(&mut report, &args.instructions)?;
+    measure(&plan, &mut report, &args.only)?;
+    report.table();
+    if let Some(path) = &args.json {
+        report.write_json(path)?;
     }
-    if wanted("spread") {
-        product::spread(&plan, &mut report)?;
+    if let Some(root) = &args.write_docs {
+        document::write(&report, root)?;
     }
-    if wanted("memory") {
-        memory::measure(&mut report)?;
+    Ok(())
+}
+
+fn measure(plan: &Plan, report: &mut report::Report, only: &[Group]) -> anyhow::Result<()> {
+    let wanted = |group: Group| only.is_empty() || only.contains(&group);
+    if wanted(Group::Http) || wanted(Group::HalfLoad) {
+        http::measure(plan, report, wanted(Group::HalfLoad))?;
     }
-    if wanted("start") {
-        product::start(&plan, &mut report)?;
+    if wanted(Group::Overload) {
+        overload::measure(plan, report)?;
     }
-    report.finish(args.json.as_deref())
+    if wanted(Group::Slowloris) {
+        slowloris::measure(plan, report)?;
+    }
+    if wanted(Group::Spread) {
+        spread::measure(plan, report)?;
+    }
+    if wanted(Group::Memory) {
+        memory::measure(report)?;
+    }
+    if wanted(Group::Start) {
+        start::measure(plan, report)?;
+    }
+    if wanted(Group::Parts) {
+        parts::measure(plan, report)?;
+    }
+    Ok(())
+}
+
+/// Instruction counts come from a tool of their own; here they only join the table.
+fn counted_before(report: &mut report::Report, counts: &[String]) -> anyhow::Result<()> {
+    const KNOWN: [(&str, &str, &str); 3] = [
+        ("refuse", "instructions_refuse", "instructions per refusal, from body to answer, without the pass"),
+        ("accept", "instructions_accept", "the same per accept, up to the hand-over to the journal"),
+        ("pass", "instructions_pass", "instructions to check a pass, by valgrind's SHA-256"),
+    ];
+    for count in counts {
+        let (name, count) =
+            count.split_once('=').ok_or_else(|| anyhow::anyhow!("{count}: not name=count"))?;
+        let known = KNOWN.iter().find(|(known, _, _)| *known == name);
+        let (_, figure, what) =
+            known.ok_or_else(|| anyhow::anyhow!("{name}: nothing of that name is counted"))?;
+        report.figure(figure, count.parse()?, "", what, Goal::Information);
+    }
+    Ok(())
 }

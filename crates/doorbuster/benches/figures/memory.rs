@@ -8,11 +8,14 @@ use rules::id::{OfferId, OrderId};
 use rules::sale::{SaleState, Window};
 use rules::time::UnixMs;
 
-use crate::report::Report;
+use crate::load::Names;
+use crate::processes::resident_bytes;
+use crate::report::{Goal, Report};
 
 const CLAIMS: usize = 1_000_000;
 
 pub fn measure(report: &mut Report) -> anyhow::Result<()> {
+    report.say("memory: a million claims in a process of their own");
     let output =
         Command::new(std::env::current_exe()?).args(["--memory-probe", &CLAIMS.to_string()]).output()?;
     let bytes: f64 = String::from_utf8(output.stdout)?.trim().parse()?;
@@ -21,8 +24,7 @@ pub fn measure(report: &mut Report) -> anyhow::Result<()> {
         bytes,
         "B",
         "memory per live claim, 1,000,000 claims",
-        Some((96.0, 64.0)),
-        false,
+        Goal::AtMost { must: 96.0, target: 64.0 },
     );
     Ok(())
 }
@@ -38,9 +40,10 @@ pub fn probe(claims: usize) -> anyhow::Result<()> {
         change_no: 0,
     };
     let offer = gate.seed(&seed).expect("the first offer");
-    let before = resident_bytes()?;
+    let names = Names::new();
+    let before = resident_bytes(std::process::id());
     for number in 0..claims {
-        let buyer = format!("buyer-{number:010}");
+        let buyer = names.name(number);
         let order = OrderId((1_u128 << 100) + number as u128);
         let attempt = Try { buyer: &buyer, order, quantity: 1, pass_expires_at: UnixMs(1_000) };
         match gate.claim(&offer, &attempt, UnixMs(1)) {
@@ -49,15 +52,8 @@ pub fn probe(claims: usize) -> anyhow::Result<()> {
         }
     }
     assert_eq!(offer.free(), 0);
-    let after = resident_bytes()?;
+    let after = resident_bytes(std::process::id());
     println!("{:.1}", (after - before) as f64 / claims as f64);
     drop(Arc::clone(&offer));
     Ok(())
-}
-
-fn resident_bytes() -> anyhow::Result<u64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS");
-    let kib: u64 = line.split_whitespace().nth(1).expect("a number").parse()?;
-    Ok(kib * 1_024)
 }

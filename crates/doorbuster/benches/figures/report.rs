@@ -1,15 +1,114 @@
-//! Figures, samples and conditions: a table for people, JSON for machines.
+//! Figures, samples and conditions: a table for people, JSON for machines. Measures nothing but the disk.
 
 use std::path::Path;
+use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 
 use crate::Plan;
 
+/// What a figure must reach and what it aims at.
+#[derive(Clone, Copy, Debug)]
+pub enum Goal {
+    AtLeast {
+        must: f64,
+        target: f64,
+    },
+    AtMost {
+        must: f64,
+        target: f64,
+    },
+    /// Printed so that a reader can judge the others.
+    Information,
+}
+
+impl Goal {
+    /// `target`, `must`, `MISSED`, or nothing where nothing was asked.
+    pub fn verdict(self, value: f64) -> &'static str {
+        let (reaches_target, reaches_must) = match self {
+            Self::AtLeast { must, target } => (value >= target, value >= must),
+            Self::AtMost { must, target } => (value <= target, value <= must),
+            Self::Information => return "",
+        };
+        match (reaches_target, reaches_must) {
+            (true, _) => "target",
+            (false, true) => "must",
+            (false, false) => "MISSED",
+        }
+    }
+
+    pub fn text(self) -> String {
+        match self {
+            Self::AtLeast { must, target } => format!(">= {must} / {target}"),
+            Self::AtMost { must, target } => format!("<= {must} / {target}"),
+            Self::Information => String::new(),
+        }
+    }
+}
+
+/// One row of the table.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    pub name: &'static str,
+    pub value: f64,
+    pub unit: &'static str,
+    pub what: &'static str,
+    pub goal: Goal,
+}
+
+impl Figure {
+    fn row(&self) -> String {
+        let Self { name, value, unit, what, goal } = self;
+        let (goals, verdict) = (goal.text(), goal.verdict(*value));
+        format!("{name:<28} {value:>12.3} {unit:<5} {goals:>14}  {verdict:<7} {what}")
+    }
+}
+
+/// A bar of a picture: one contender's median, with the least and the most that it reached.
+#[derive(Clone, Debug)]
+pub struct Bar {
+    pub label: String,
+    pub ours: bool,
+    pub value: f64,
+    pub least: f64,
+    pub most: f64,
+}
+
+impl Bar {
+    pub fn of(label: &str, ours: bool, samples: &[f64]) -> Self {
+        let least = samples.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = samples.iter().copied().fold(0.0, f64::max);
+        Self { label: label.to_owned(), ours, value: median(samples), least, most }
+    }
+}
+
+/// Bars that share a scale.
+#[derive(Clone, Debug)]
+pub struct Picture {
+    pub file: &'static str,
+    pub title: &'static str,
+    pub unit: &'static str,
+    pub bars: Vec<Bar>,
+}
+
+/// A table for the document that is no figure: what was seen on the way.
+#[derive(Clone, Debug)]
+pub struct Table {
+    pub title: &'static str,
+    pub head: Vec<&'static str>,
+    pub rows: Vec<Vec<String>>,
+}
+
+/// Everything one run of the bench found out.
 pub struct Report {
-    figures: Map<String, Value>,
+    began: Instant,
+    pub figures: Vec<Figure>,
+    pub absent: Vec<(String, String)>,
+    pub conditions: Map<String, Value>,
+    pub pictures: Vec<Picture>,
+    pub tables: Vec<Table>,
     raw: Map<String, Value>,
-    rows: Vec<String>,
+    commands: Vec<String>,
 }
 
 impl Report {
@@ -18,6 +117,8 @@ impl Report {
             "cores": std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
             "cpu": cpu_model(),
             "kernel": read("/proc/sys/kernel/osrelease"),
+            "load_before": read("/proc/loadavg"),
+            "quick": plan.quick,
             "run_s": plan.run.as_secs_f64(),
             "repetitions": plan.repetitions,
             "connections": plan.connections,
@@ -26,50 +127,81 @@ impl Report {
         });
         println!("conditions: {conditions}");
         println!("the load generator runs on the same cores; trust ratios, not rates");
-        let raw = Map::from_iter([("conditions".to_owned(), conditions)]);
-        Self { figures: Map::new(), raw, rows: Vec::new() }
+        let Value::Object(conditions) = conditions else { unreachable!("an object was written above") };
+        Self {
+            began: Instant::now(),
+            figures: Vec::new(),
+            absent: Vec::new(),
+            conditions,
+            pictures: Vec::new(),
+            tables: Vec::new(),
+            raw: Map::new(),
+            commands: Vec::new(),
+        }
     }
 
-    /// One figure with what it must be and what it aims at.
+    /// A line for the person who waits.
+    pub fn say(&self, text: &str) {
+        let elapsed = self.began.elapsed().as_secs();
+        println!("[{:>2}:{:02}] {text}", elapsed / 60, elapsed % 60);
+    }
+
     pub fn figure(
         &mut self,
-        name: &str,
+        name: &'static str,
         value: f64,
-        unit: &str,
-        what: &str,
-        goal: Option<(f64, f64)>,
-        higher_is_better: bool,
+        unit: &'static str,
+        what: &'static str,
+        goal: Goal,
     ) {
-        let verdict = goal.map_or("", |(must, target)| {
-            let reaches = |goal: f64| if higher_is_better { value >= goal } else { value <= goal };
-            if reaches(target) {
-                "target"
-            } else if reaches(must) {
-                "must"
-            } else {
-                "MISSED"
-            }
-        });
-        let goals = goal.map_or(String::new(), |(must, target)| format!("{must} / {target}"));
-        let row = format!("{name:<34} {value:>12.3} {unit:<6} {goals:>14}  {verdict:<7} {what}");
-        println!("{row}");
-        self.rows.push(row);
-        self.figures.insert(name.to_owned(), json!((value * 1_000.0).round() / 1_000.0));
+        let figure = Figure { name, value, unit, what, goal };
+        println!("{}", figure.row());
+        self.figures.push(figure);
+    }
+
+    /// A figure that could not be measured. It is missing, never made up.
+    pub fn absent(&mut self, name: &str, why: &str) {
+        println!("{name:<28} no figure: {why}");
+        self.absent.push((name.to_owned(), why.to_owned()));
+    }
+
+    pub fn condition(&mut self, name: &str, value: Value) {
+        println!("condition: {name} = {value}");
+        self.conditions.insert(name.to_owned(), value);
     }
 
     pub fn raw(&mut self, name: &str, value: Value) {
         self.raw.insert(name.to_owned(), value);
     }
 
-    pub fn finish(self, path: Option<&Path>) -> anyhow::Result<()> {
-        println!("\n{:<34} {:>12} {:<6} {:>14}", "figure", "value", "unit", "must / target");
-        for row in &self.rows {
-            println!("{row}");
+    /// How a contender was started.
+    pub fn command(&mut self, line: String) {
+        if !self.commands.contains(&line) {
+            self.commands.push(line);
         }
-        if let Some(path) = path {
-            let document = json!({"figures": self.figures, "raw": self.raw});
-            std::fs::write(path, serde_json::to_string_pretty(&document)?)?;
+    }
+
+    pub fn table(&self) {
+        println!("\n{:<28} {:>12} {:<5} {:>14}", "figure", "value", "unit", "must / target");
+        for figure in &self.figures {
+            println!("{}", figure.row());
         }
+        for (name, why) in &self.absent {
+            println!("{name:<28} no figure: {why}");
+        }
+    }
+
+    /// `{"figures": {name: number}, "raw": …}`.
+    pub fn write_json(&self, path: &Path) -> anyhow::Result<()> {
+        let rounded = |value: f64| json!((value * 1_000.0).round() / 1_000.0);
+        let figures: Map<String, Value> =
+            self.figures.iter().map(|figure| (figure.name.to_owned(), rounded(figure.value))).collect();
+        let mut raw = self.raw.clone();
+        raw.insert("conditions".into(), Value::Object(self.conditions.clone()));
+        raw.insert("commands".into(), json!(self.commands));
+        raw.insert("absent".into(), json!(self.absent));
+        let document = json!({"figures": figures, "raw": raw});
+        std::fs::write(path, serde_json::to_string_pretty(&document)?)?;
         Ok(())
     }
 }
@@ -77,7 +209,12 @@ impl Report {
 pub fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+    let middle = sorted.len() / 2;
+    match (sorted.len() % 2, sorted.get(middle)) {
+        (1, Some(value)) => *value,
+        (0, Some(value)) => f64::midpoint(*value, sorted[middle - 1]),
+        _ => f64::NAN,
+    }
 }
 
 fn read(path: &str) -> String {
@@ -96,7 +233,7 @@ fn fdatasync_p50_us() -> f64 {
     let Ok(mut file) = tempfile::tempfile() else { return f64::NAN };
     let mut samples = Vec::new();
     for _ in 0..200 {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         if file.write_all(&[0; 4_096]).and_then(|()| file.sync_data()).is_err() {
             return f64::NAN;
         }

@@ -1,0 +1,143 @@
+//! Writes `docs/performance.md` and its pictures from a report. What people wrote between the marks is kept word for
+//! word; everything else is replaced.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+
+use crate::report::{Report, Table};
+use crate::svg;
+
+const BEGIN: &str = "<!-- written by people: begin; the generator keeps everything up to the end mark -->";
+const END: &str = "<!-- written by people: end -->";
+
+/// What stands between the marks in a new document.
+const NOTHING_YET: &str = "\n## What was tried and what it gave\n\nNothing has been written here yet.\n\n";
+
+pub fn write(report: &Report, root: &Path) -> anyhow::Result<()> {
+    let docs = root.join("docs");
+    ensure!(docs.is_dir(), "{} is not the root of the workspace", root.display());
+    let path = docs.join("performance.md");
+    let kept = match std::fs::read_to_string(&path) {
+        Ok(text) => by_people(&text).with_context(|| format!("{} has lost its marks", path.display()))?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => NOTHING_YET.to_owned(),
+        Err(error) => return Err(error.into()),
+    };
+    let pictures = docs.join("performance");
+    std::fs::create_dir_all(&pictures)?;
+    for picture in &report.pictures {
+        std::fs::write(pictures.join(picture.file), svg::draw(picture))?;
+    }
+    std::fs::write(&path, text(report, &kept))?;
+    println!("written: {} and {} pictures beside it", path.display(), report.pictures.len());
+    Ok(())
+}
+
+/// Losing what people wrote is worse than not writing: without both marks there is no new document.
+fn by_people(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once(BEGIN)?;
+    let (kept, _) = rest.split_once(END)?;
+    Some(kept.to_owned())
+}
+
+fn text(report: &Report, kept: &str) -> String {
+    let quick = report.conditions.get("quick").is_some_and(|quick| quick == true);
+    let mut out = String::from("# Performance\n\n");
+    out += "Written by `cargo xtask bench`. Everything is one machine and loopback, and the load generator shares its \
+            cores: rates are only worth something against the other rates of the same run. Trust ratios to about \
+            ten percent, and CPU per request more than rates.\n\n";
+    if quick {
+        out += "**This is a quick run** (`--quick`): short runs and few repetitions, good for a look, not for a \
+                claim.\n\n";
+    }
+    figures(&mut out, report);
+    for picture in &report.pictures {
+        let _ = writeln!(out, "![{}](performance/{})\n", picture.title, picture.file);
+    }
+    for table in &report.tables {
+        write_table(&mut out, table);
+    }
+    conditions(&mut out, report);
+    out += METHOD;
+    let _ = writeln!(out, "{BEGIN}{kept}{END}");
+    out
+}
+
+fn figures(out: &mut String, report: &Report) {
+    out.push_str(
+        "## Figures\n\n| figure | value | must / target | reached | what |\n|---|---:|---|---|---|\n",
+    );
+    for figure in &report.figures {
+        let value = match figure.unit {
+            "1/s" => format!("{:.0}/s", figure.value),
+            "x" => format!("{:.2}", figure.value),
+            "" => format!("{:.0}", figure.value),
+            unit => format!("{:.2} {unit}", figure.value),
+        };
+        let (goal, verdict) = (figure.goal.text(), figure.goal.verdict(figure.value));
+        let _ = writeln!(out, "| `{}` | {value} | {goal} | {verdict} | {} |", figure.name, figure.what);
+    }
+    out.push('\n');
+    for (name, why) in &report.absent {
+        let _ = writeln!(out, "- `{name}`: no figure, because {why}");
+    }
+    if !report.absent.is_empty() {
+        out.push('\n');
+    }
+}
+
+fn write_table(out: &mut String, table: &Table) {
+    let _ = writeln!(out, "## {}\n\n| {} |", table.title, table.head.join(" | "));
+    let _ = writeln!(out, "|{}", "---|".repeat(table.head.len()));
+    for row in &table.rows {
+        let _ = writeln!(out, "| {} |", row.join(" | "));
+    }
+    out.push('\n');
+}
+
+fn conditions(out: &mut String, report: &Report) {
+    out.push_str("## Conditions\n\n| | |\n|---|---|\n");
+    for (name, value) in &report.conditions {
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let _ = writeln!(out, "| {} | {} |", name.replace('_', " "), value.replace('|', "\\|"));
+    }
+    out.push('\n');
+}
+
+const METHOD: &str = "\
+## How it is measured
+
+- **Ours** is the release binary in a process of its own, as users run it: a distinct valid pass per request, metrics,
+  rate limits and security headers on. Limits are raised so that one generator can be a whole crowd; none is off.
+- **Accepts** are answered after the journal's sync, and the ledger follows in the same run: the time and the CPU that it
+  needs to catch up count.
+- **The ceiling** is a bare hyper server with the same allocator and build profile that reads the same requests and
+  answers with as many bytes, in two layouts; the faster one counts.
+- **The rivals** do less than ours: no pass to check, no metrics, no limits, no security headers. Redis keeps nothing on
+  disk unless it is said, and is asked over a Unix socket through a pool of kept connections, one script call per
+  request. nginx has as many workers as there are cores; Node too. They send as many bytes as ours.
+- Everybody takes turns in one run. A figure is the median of the ratios of the turns, after a warm-up that is thrown
+  away. CPU is user and system time of all processes of a contender.
+- **Overload**: the server lives under a fifth of a core in periods of 10 ms. Each buyer comes on a connection of their
+  own, waits at most a second, and leaves. The peak is what 128 buyers at a time get. Then ten times as many come as the
+  peak serves, whatever the server does. Goodput is answers of 202 and 409 per second. With less than 95 % of the
+  arrivals achieved there is no figure.
+- **Slow sockets**: 10,000 begin a request, send one header every 4 seconds, and come back when they are thrown out.
+  The normal load is half of the peak, open loop, on connections opened after them.
+- **Instructions** are counted by callgrind on one thread, after a warm-up: see `crates/doorbuster/benches/instructions`.
+  They do not depend on what else the machine does, and `cargo xtask test` holds them to a budget.
+
+## How to repeat it
+
+```sh
+cargo xtask bench                 # everything, up to 40 minutes; writes this page
+cargo xtask bench --quick         # a few minutes
+cargo xtask bench --json out.json # figures, samples, conditions and the servers' command lines
+cargo xtask bench --only http     # one group; `cargo xtask bench --help` names them; does not write this page
+```
+
+nginx, its Lua module and Redis come from Debian packages, ioredis from npm; the command installs what is missing (as
+root, else it says how), starts everything on loopback in temporary folders, and ends it.
+
+";

@@ -1,0 +1,463 @@
+//! Sold-out refusals and accepts: the ceiling, ours and the rivals, alternating in one run. Every contender gets
+//! requests of the same size from the same generator and answers with the same number of bytes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use serde_json::json;
+use stampede::blast::{Blasted, Pace, Until};
+use tempfile::TempDir;
+
+use crate::Plan;
+use crate::ceiling::{Ceiling, Layout};
+use crate::load::{Minted, Requests, RivalRequests, Sample, blast, enough_for};
+use crate::product::{Product, Sale};
+use crate::report::{Bar, Goal, Picture, Report, Table, median};
+use crate::rivals::{self, AnswerBytes, Front, Keeping, Rival};
+
+/// More than any run sells.
+const PLENTY: u32 = 10_000_000;
+/// Every contender's first run is thrown away: compilers, caches and connections to Redis warm up in it.
+const WARM_UP: Duration = Duration::from_millis(700);
+
+/// Which of the two requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    Refuse,
+    Accept,
+}
+
+impl Kind {
+    const fn status(self) -> u16 {
+        match self {
+            Self::Refuse => 409,
+            Self::Accept => 202,
+        }
+    }
+}
+
+/// One line of the alternation.
+struct Contender {
+    name: &'static str,
+    label: &'static str,
+    kind: Kind,
+    server: Server,
+}
+
+enum Server {
+    Ceiling(Ceiling),
+    Ours,
+    Rival(Rival),
+}
+
+/// Ours and the two sales that are asked for.
+struct Ours {
+    product: Product,
+    sold_out: Sale,
+    plenty: Sale,
+    request_bytes: usize,
+    answers: AnswerBytes,
+    _folder: TempDir,
+}
+
+type Series = BTreeMap<&'static str, Vec<Sample>>;
+/// What of a sample is looked at.
+type Of = fn(&Sample) -> f64;
+
+pub fn measure(plan: &Plan, report: &mut Report, half_load: bool) -> anyhow::Result<()> {
+    let ours = Ours::start(plan)?;
+    report.command(ours.product.command());
+    report.condition("request_bytes", json!(ours.request_bytes));
+    report.condition(
+        "answer_bytes",
+        json!({"refused": ours.answers.refused, "accepted": ours.answers.accepted}),
+    );
+    report.condition("rivals", rivals::versions());
+    let mut contenders = line_up(&ours, report)?;
+    for contender in &mut contenders {
+        report.say(&format!("warm-up: {}", contender.label));
+        run(&Plan { run: WARM_UP, ..*plan }, &ours, contender)?;
+    }
+    let mut series = Series::new();
+    for repetition in 1..=plan.repetitions {
+        for contender in &mut contenders {
+            let sample = run(plan, &ours, contender)?;
+            report.say(&format!(
+                "run {repetition}/{}: {:<22} {:>8.0}/s  server {:>6.2} us  generator {:>5.2} us  p99 {:>6.2} ms{}",
+                plan.repetitions,
+                contender.name,
+                sample.rate,
+                sample.cpu_us,
+                sample.generator_cpu_us,
+                sample.p99_ms,
+                if sample.busy > 0 { format!("  {} told busy", sample.busy) } else { String::new() }
+            ));
+            series.entry(contender.name).or_default().push(sample);
+        }
+    }
+    for (name, samples) in &series {
+        report.raw(name, json!(samples.iter().map(Sample::json).collect::<Vec<_>>()));
+    }
+    figures(report, &series);
+    pictures(report, &contenders, &series);
+    drop(contenders);
+    if half_load {
+        at_half_load(plan, report, &ours, median_of(&series, "accept", |sample| sample.rate) / 2.0)?;
+    }
+    Ok(())
+}
+
+impl Ours {
+    fn start(plan: &Plan) -> anyhow::Result<Self> {
+        let folder = TempDir::new()?;
+        let product = Product::start(folder.path())?;
+        let sold_out = product.open_sale(1, 0)?;
+        let plenty = product.open_sale(1, PLENTY)?;
+        let request_bytes = Minted::new(&product, &sold_out).request_bytes();
+        let one = Plan { connections: 1, threads: 1, ..*plan };
+        let size = |sale: &Sale| -> anyhow::Result<usize> {
+            let source = Minted::new(&product, sale);
+            let run = blast(&one, product.address, Until::Requests(50), Pace::Closed);
+            let blasted = run.run(|_| source.clone())?;
+            Ok((blasted.bytes_in / blasted.answered().max(1)) as usize)
+        };
+        let answers = AnswerBytes { refused: size(&sold_out)?, accepted: size(&plenty)? };
+        Ok(Self { product, sold_out, plenty, request_bytes, answers, _folder: folder })
+    }
+
+    fn sale(&self, kind: Kind) -> &Sale {
+        match kind {
+            Kind::Refuse => &self.sold_out,
+            Kind::Accept => &self.plenty,
+        }
+    }
+}
+
+/// Everybody who takes part, in the order of their turns. Without Node's library its turn is left out and named.
+fn line_up(ours: &Ours, report: &mut Report) -> anyhow::Result<Vec<Contender>> {
+    use Kind::{Accept, Refuse};
+    let ceiling = |layout| Ceiling::start(layout, ours.answers.refused).map(Server::Ceiling);
+    let rival = |front, keeping| Rival::start(front, keeping, ours.answers).map(Server::Rival);
+    let needed = "nginx and Redis must start for the comparison";
+    let mut contenders = vec![
+        contender("ceiling_multi", "bare hyper, shared threads", Refuse, ceiling(Layout::MultiThread)?),
+        contender("ceiling_per_core", "bare hyper, thread per core", Refuse, ceiling(Layout::ThreadPerCore)?),
+        contender("refuse", "Doorbuster", Refuse, Server::Ours),
+        contender(
+            "nginx_redis_refuse",
+            "nginx + Lua + Redis",
+            Refuse,
+            rival(Front::Nginx, Keeping::Nothing).context(needed)?,
+        ),
+        contender(
+            "nginx_flag_refuse",
+            "nginx + local sold-out flag",
+            Refuse,
+            rival(Front::NginxLocalFlag, Keeping::Nothing).context(needed)?,
+        ),
+        contender("accept", "Doorbuster, on disk", Accept, Server::Ours),
+        contender(
+            "nginx_redis_accept",
+            "nginx + Lua + Redis, in memory",
+            Accept,
+            rival(Front::Nginx, Keeping::Nothing).context(needed)?,
+        ),
+        contender(
+            "nginx_always_accept",
+            "nginx + Lua + Redis, on disk",
+            Accept,
+            rival(Front::Nginx, Keeping::Always).context(needed)?,
+        ),
+    ];
+    match rival(Front::Node, Keeping::Nothing) {
+        Ok(server) => {
+            contenders.push(contender("node_redis_accept", "Node + ioredis, in memory", Accept, server));
+        }
+        Err(error) => report.absent("node_redis_accept", &format!("{error:#}")),
+    }
+    for contender in &contenders {
+        match &contender.server {
+            Server::Ceiling(ceiling) => report.command(ceiling.command()),
+            Server::Ours => {}
+            Server::Rival(rival) => rival.commands().into_iter().for_each(|line| report.command(line)),
+        }
+    }
+    Ok(contenders)
+}
+
+const fn contender(name: &'static str, label: &'static str, kind: Kind, server: Server) -> Contender {
+    Contender { name, label, kind, server }
+}
+
+fn run(plan: &Plan, ours: &Ours, contender: &mut Contender) -> anyhow::Result<Sample> {
+    let kind = contender.kind;
+    let count = enough_for(plan.run);
+    let load = |address, source: Requests| {
+        blast(plan, address, Until::Elapsed(plan.run), Pace::Closed).run(|_| source.clone())
+    };
+    match &mut contender.server {
+        Server::Ceiling(ceiling) => {
+            let source = Requests::Ours(Minted::new(&ours.product, &ours.sold_out).ahead(count));
+            let before = ceiling.cpu();
+            let blasted = load(ceiling.address, source)?;
+            let cpu = ceiling.cpu().saturating_sub(before);
+            checked(&blasted, kind, contender.name)?;
+            Ok(Sample::of(&blasted, kind.status(), blasted.elapsed, cpu))
+        }
+        Server::Ours => {
+            let sale = ours.sale(kind);
+            let source = Requests::Ours(Minted::new(&ours.product, sale).ahead(count));
+            let before = ours.product.cpu();
+            let blasted = load(ours.product.address, source)?;
+            // The ledger follows in the same run: the time it needs to catch up counts, and so does its CPU.
+            let settled = match kind {
+                Kind::Refuse => Duration::ZERO,
+                Kind::Accept => ours.product.settle(sale)?,
+            };
+            let cpu = ours.product.cpu().saturating_sub(before);
+            checked(&blasted, kind, contender.name)?;
+            Ok(Sample::of(&blasted, kind.status(), blasted.elapsed + settled, cpu))
+        }
+        Server::Rival(rival) => {
+            rival.open_sale(if kind == Kind::Accept { PLENTY } else { 0 })?;
+            let source = Requests::Rival(RivalRequests::new(rival.address, count, ours.request_bytes));
+            let before = rival.cpu();
+            let blasted = load(rival.address, source)?;
+            let cpu = rival.cpu().saturating_sub(before);
+            checked(&blasted, kind, contender.name)?;
+            let orders = rival.orders()?;
+            let expected = if kind == Kind::Accept { blasted.status(202) } else { 0 };
+            ensure!(orders == expected, "{}: {orders} orders for {expected} accepts", contender.name);
+            Ok(Sample::of(&blasted, kind.status(), blasted.elapsed, cpu))
+        }
+    }
+}
+
+/// A rate of wrong answers is no rate. `busy` is a right answer of a full queue; it is counted as none.
+fn checked(blasted: &Blasted, kind: Kind, name: &str) -> anyhow::Result<()> {
+    let right = blasted.status(kind.status());
+    let busy = if kind == Kind::Accept { blasted.status(503) } else { 0 };
+    ensure!(
+        right + busy == blasted.answered() && right > 0 && blasted.broken + blasted.timeouts == 0,
+        "{name}: not only answers of {}: {:?}, {} broken, {} timeouts",
+        kind.status(),
+        blasted.by_status().collect::<Vec<_>>(),
+        blasted.broken,
+        blasted.timeouts
+    );
+    Ok(())
+}
+
+fn median_of(series: &Series, name: &str, of: Of) -> f64 {
+    median(&series.get(name).into_iter().flatten().map(of).collect::<Vec<_>>())
+}
+
+/// The median of the ratios of one repetition each: what drifts in the machine drifts in both.
+fn ratio(series: &Series, name: &str, against: &str, of: Of) -> f64 {
+    let pairs = series.get(name).into_iter().flatten().zip(series.get(against).into_iter().flatten());
+    median(&pairs.map(|(ours, theirs)| of(ours) / of(theirs)).collect::<Vec<_>>())
+}
+
+fn figures(report: &mut Report, series: &Series) {
+    let rate: Of = |sample| sample.rate;
+    let cpu: Of = |sample| sample.cpu_us;
+    let faster = if median_of(series, "ceiling_multi", rate) > median_of(series, "ceiling_per_core", rate) {
+        "ceiling_multi"
+    } else {
+        "ceiling_per_core"
+    };
+    report.raw("ceiling", json!(faster));
+    let info = Goal::Information;
+    report.figure(
+        "ceiling_per_s",
+        median_of(series, faster, rate),
+        "1/s",
+        "bare hyper, the faster layout",
+        info,
+    );
+    report.figure("ceiling_cpu_us", median_of(series, faster, cpu), "us", "its CPU per request", info);
+    let at_least = |must, target| Goal::AtLeast { must, target };
+    let at_most = |must, target| Goal::AtMost { must, target };
+    let mut compare = |name, of: &str, against: &str, by, what, goal| {
+        report.figure(name, ratio(series, of, against, by), "x", what, goal);
+    };
+    compare(
+        "refuse_vs_hyper",
+        "refuse",
+        faster,
+        rate,
+        "sold-out refusals against the ceiling",
+        at_least(0.85, 0.92),
+    );
+    compare(
+        "refuse_cpu_vs_hyper",
+        "refuse",
+        faster,
+        cpu,
+        "server CPU per refusal against the ceiling",
+        at_most(1.45, 1.25),
+    );
+    compare(
+        "accept_vs_hyper",
+        "accept",
+        faster,
+        rate,
+        "durable accepts, ledger following, against the ceiling",
+        at_least(0.55, 0.65),
+    );
+    compare(
+        "accept_vs_nginx_redis",
+        "accept",
+        "nginx_redis_accept",
+        rate,
+        "durable accepts against nginx + Lua + Redis without persistence",
+        at_least(1.8, 2.5),
+    );
+    compare(
+        "refuse_vs_nginx_redis",
+        "refuse",
+        "nginx_redis_refuse",
+        rate,
+        "refusals against nginx + Lua + Redis",
+        at_least(2.3, 2.8),
+    );
+    compare(
+        "refuse_vs_nginx_local_flag",
+        "refuse",
+        "nginx_flag_refuse",
+        rate,
+        "refusals against nginx with a local sold-out flag",
+        at_least(1.2, 1.4),
+    );
+    compare(
+        "accept_cpu_vs_nginx_redis",
+        "accept",
+        "nginx_redis_accept",
+        cpu,
+        "total CPU per accept against nginx + Lua + Redis, all processes",
+        at_most(0.50, 0.40),
+    );
+    compare(
+        "accept_vs_nginx_always",
+        "accept",
+        "nginx_always_accept",
+        rate,
+        "against Redis that syncs too",
+        info,
+    );
+    if series.contains_key("node_redis_accept") {
+        compare("accept_vs_node_redis", "accept", "node_redis_accept", rate, "against Node + ioredis", info);
+    }
+    report.figure(
+        "accept_per_s",
+        median_of(series, "accept", rate),
+        "1/s",
+        "durable accepts, ledger following",
+        info,
+    );
+    report.figure(
+        "accept_cpu_us",
+        median_of(series, "accept", cpu),
+        "us",
+        "server CPU per accept, ledger included",
+        info,
+    );
+    report.figure("refuse_per_s", median_of(series, "refuse", rate), "1/s", "refusals", info);
+    report.figure("refuse_cpu_us", median_of(series, "refuse", cpu), "us", "server CPU per refusal", info);
+}
+
+fn pictures(report: &mut Report, contenders: &[Contender], series: &Series) {
+    let bars = |kind: Kind, of: Of| -> Vec<Bar> {
+        let chosen = contenders
+            .iter()
+            .filter(|contender| contender.kind == kind || matches!(contender.server, Server::Ceiling(_)));
+        let bar = |contender: &Contender| {
+            let samples: Vec<f64> = series.get(contender.name).into_iter().flatten().map(of).collect();
+            Bar::of(contender.label, matches!(contender.server, Server::Ours), &samples)
+        };
+        chosen.map(bar).collect()
+    };
+    let (rate, cpu): (Of, Of) = (|s| s.rate, |s| s.cpu_us);
+    let pictures = [
+        ("refuse-rate.svg", "Sold-out refusals per second", "1/s", bars(Kind::Refuse, rate)),
+        ("refuse-cpu.svg", "Server CPU per refusal, all processes", "us", bars(Kind::Refuse, cpu)),
+        ("accept-rate.svg", "Accepted orders per second", "1/s", bars(Kind::Accept, rate)),
+        ("accept-cpu.svg", "Server CPU per accepted order, all processes", "us", bars(Kind::Accept, cpu)),
+    ];
+    for (file, title, unit, bars) in pictures {
+        report.pictures.push(Picture { file, title, unit, bars });
+    }
+    let row = |contender: &Contender| {
+        let of = |value: fn(&Sample) -> f64| median_of(series, contender.name, value);
+        vec![
+            match contender.kind {
+                _ if matches!(contender.server, Server::Ceiling(_)) => "ceiling".to_owned(),
+                Kind::Refuse => "refuse".to_owned(),
+                Kind::Accept => "accept".to_owned(),
+            },
+            contender.label.to_owned(),
+            format!("{:.0}", of(|s| s.rate)),
+            format!("{:.2}", of(|s| s.cpu_us)),
+            format!("{:.2}", of(|s| s.generator_cpu_us)),
+            format!("{:.2}", of(|s| s.p50_ms)),
+            format!("{:.2}", of(|s| s.p99_ms)),
+        ]
+    };
+    report.tables.push(Table {
+        title: "All contenders, medians",
+        head: vec!["what", "who", "requests/s", "server CPU us", "generator CPU us", "p50 ms", "p99 ms"],
+        rows: contenders.iter().map(row).collect(),
+    });
+}
+
+fn at_half_load(plan: &Plan, report: &mut Report, ours: &Ours, rate: f64) -> anyhow::Result<()> {
+    let mut p99 = Vec::new();
+    for repetition in 1..=plan.repetitions {
+        let count = (rate * plan.run.as_secs_f64() * 1.1) as usize;
+        let source = Minted::new(&ours.product, &ours.plenty).ahead(count);
+        let run = blast(plan, ours.product.address, Until::Elapsed(plan.run), Pace::PerSecond(rate));
+        let blasted = run.run(|_| source.clone())?;
+        ours.product.settle(&ours.plenty)?;
+        checked(&blasted, Kind::Accept, "half load")?;
+        let at = |quantile| blasted.accepted_us.value_at_quantile(quantile) as f64 / 1_000.0;
+        report.say(&format!(
+            "half load {repetition}/{}: {rate:.0}/s offered, {:.1} % sent, p50 {:.2} ms  p99 {:.2} ms  max {:.2} ms",
+            plan.repetitions,
+            blasted.sent as f64 * 100.0 / blasted.offered.max(1) as f64,
+            at(0.5),
+            at(0.99),
+            at(1.0)
+        ));
+        p99.push(at(0.99));
+    }
+    report.raw("half_load_p99_ms", json!(p99));
+    report.figure(
+        "accept_p99_ms_half_load",
+        median(&p99),
+        "ms",
+        "p99 of accepts at half of that load, open loop",
+        Goal::AtMost { must: 10.0, target: 5.0 },
+    );
+    Ok(())
+}
+
+/// Where the server's CPU goes, by thread, and nothing else.
+pub fn profile(plan: &Plan, kind: Kind) -> anyhow::Result<()> {
+    let folder = TempDir::new()?;
+    let product = Product::start(folder.path())?;
+    let sale = product.open_sale(1, if kind == Kind::Accept { PLENTY } else { 0 })?;
+    let source = Minted::new(&product, &sale).ahead(enough_for(plan.run));
+    println!("server: process {}", product.id());
+    let before = crate::processes::thread_cpu_us(product.id());
+    let blasted =
+        blast(plan, product.address, Until::Elapsed(plan.run), Pace::Closed).run(|_| source.clone())?;
+    let settled = product.settle(&sale)?;
+    let after = crate::processes::thread_cpu_us(product.id());
+    let answered = blasted.answered().max(1) as f64;
+    println!("{:.0}/s", answered / (blasted.elapsed + settled).as_secs_f64());
+    for (name, us) in after {
+        println!("{name:<16} {:>6.2} us", (us - before.get(&name).unwrap_or(&0.0)) / answered);
+    }
+    Ok(())
+}

@@ -1,0 +1,262 @@
+//! Ten times more buyers than the server can take. The server lives under a fifth of a core, so that the generator,
+//! which is not throttled, can really send ten times its peak from the same machine.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::Plan;
+use crate::arrivals::{Arrivals, Coming, Tally};
+use crate::load::Minted;
+use crate::processes::resident_bytes;
+use crate::product::{Product, Sale};
+use crate::quota::Quota;
+use crate::report::{Goal, Report, Table, median};
+
+const FIFTH_OF_A_CORE: u32 = 200;
+/// Buyers there at any time when the peak is measured.
+const PEAK_PEOPLE: usize = 128;
+const TIMES_PEAK: f64 = 10.0;
+/// Then a buyer gives up and hangs up. Shorter where the generator may not hold so many open at once.
+const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE_MIN: Duration = Duration::from_millis(250);
+/// Files that the generator needs for itself.
+const OTHER_FILES: u64 = 512;
+/// Below this share of achieved arrivals there was no overload, and there is no figure.
+const ACHIEVED_MIN: f64 = 0.95;
+/// Everything is normal again when a window of this length has 90 % of the peak with at most twice its latency.
+const WINDOW: Duration = Duration::from_millis(500);
+const NORMAL_GOODPUT: f64 = 0.9;
+const SLOWER_MAX: f64 = 2.0;
+const NORMAL_WITHIN: Duration = Duration::from_secs(15);
+/// Passes are signed for at most so many buyers per second of a closed loop.
+const CLOSED_PER_S_MAX: f64 = 30_000.0;
+
+/// What one overload gave.
+struct Round {
+    peak: Tally,
+    flood: Tally,
+    /// From the end of the overload; `None`: not within the limit.
+    normal_after: Option<Duration>,
+    memory_mib: [f64; 3],
+}
+
+pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    const NAME: &str = "goodput_at_10x";
+    let quota = match Quota::new(FIFTH_OF_A_CORE) {
+        Ok(quota) => quota,
+        Err(error) => {
+            report.absent(NAME, &format!("{error:#}"));
+            return Ok(());
+        }
+    };
+    report.condition("overload_quota", json!(quota.what));
+    let mut rounds = Vec::new();
+    for repetition in 1..=plan.overload_repetitions {
+        let round = round(plan, report, &quota)?;
+        print(report, repetition, plan.overload_repetitions, &round);
+        rounds.push(round);
+    }
+    report.raw("overload_throttled", json!(quota.throttled()));
+    report.raw("overload", json!(rounds.iter().map(Round::json).collect::<Vec<_>>()));
+    report.tables.push(table(&rounds));
+    let of = |value: fn(&Round) -> f64| median(&rounds.iter().map(value).collect::<Vec<_>>());
+    let achieved = of(|round| round.flood.achieved_share());
+    if achieved < ACHIEVED_MIN {
+        report.absent(NAME, &format!("only {:.1} % of the arrivals were achieved", achieved * 100.0));
+        return Ok(());
+    }
+    report.figure(
+        NAME,
+        of(Round::goodput_share),
+        "x",
+        "goodput at ten times the peak against the peak, under a fifth of a core",
+        Goal::AtLeast { must: 0.90, target: 0.97 },
+    );
+    report.figure(
+        "overload_p99_vs_peak",
+        of(|round| round.flood.p99_ms() / round.peak.p99_ms()),
+        "x",
+        "p99 of the accepted in it against the peak",
+        Goal::AtMost { must: 2.0, target: 2.0 },
+    );
+    report.figure(
+        "overload_normal_after_s",
+        of(|round| round.normal_after.unwrap_or(NORMAL_WITHIN).as_secs_f64()),
+        "s",
+        "until everything is as before",
+        Goal::AtMost { must: 5.0, target: 5.0 },
+    );
+    report.figure(
+        "overload_memory_mib",
+        of(|round| round.memory_mib[1] - round.memory_mib[0]),
+        "MiB",
+        "memory that the overload added at most",
+        Goal::Information,
+    );
+    Ok(())
+}
+
+fn round(plan: &Plan, report: &Report, quota: &Quota) -> anyhow::Result<Round> {
+    let folder = TempDir::new()?;
+    let product = Product::start_within(folder.path(), Some(quota))?;
+    let sale = product.open_sale(1, 10_000_000)?;
+    report.say("overload: the peak under the quota");
+    let closed = |run| Coming::Closed { people: PEAK_PEOPLE }.arrive(plan, &product, &sale, run, PATIENCE);
+    closed(WINDOW)?;
+    let peak = closed(plan.run)?;
+    ensure!(peak.useful > 0, "the server accepted nobody under its quota");
+    let before = resident_bytes(product.id());
+    let per_s = peak.goodput() * TIMES_PEAK;
+    let waiting_max = usize::try_from(plan.open_files.saturating_sub(OTHER_FILES))?;
+    // A tenth is kept free: nobody hangs up exactly in time.
+    let patience = PATIENCE.min(Duration::from_secs_f64(waiting_max as f64 * 0.9 / per_s)).max(PATIENCE_MIN);
+    report.say(&format!(
+        "overload: {per_s:.0} buyers per second come, ten times the peak; each waits {} ms at most",
+        patience.as_millis()
+    ));
+    let coming = Coming::Open { per_s, waiting_max };
+    let (flood, most) =
+        with_memory(product.id(), || coming.arrive(plan, &product, &sale, plan.run * 2, patience))?;
+    let normal_after = normal_after(&peak, || closed(WINDOW))?;
+    product.settle(&sale)?;
+    let after = resident_bytes(product.id());
+    let memory_mib = [before, most, after].map(|bytes| bytes as f64 / f64::from(1 << 20));
+    Ok(Round { peak, flood, normal_after, memory_mib })
+}
+
+impl Coming {
+    fn arrive(
+        self,
+        plan: &Plan,
+        product: &Product,
+        sale: &Sale,
+        run: Duration,
+        patience: Duration,
+    ) -> anyhow::Result<Tally> {
+        let per_s = match self {
+            Self::Closed { .. } => CLOSED_PER_S_MAX,
+            Self::Open { per_s, .. } => per_s,
+        };
+        let passes = Minted::new(product, sale).ahead((per_s * run.as_secs_f64() * 1.05) as usize + 1_000);
+        let arrivals = Arrivals { addr: product.address, threads: plan.threads, run, patience, coming: self };
+        arrivals.run(&passes)
+    }
+}
+
+/// The most memory that the process had while `run` ran.
+fn with_memory<T>(id: u32, run: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, u64)> {
+    let (over, most) = (AtomicBool::new(false), AtomicU64::new(0));
+    let result = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                most.fetch_max(resident_bytes(id), Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let result = run();
+        over.store(true, Ordering::Relaxed);
+        result
+    });
+    Ok((result?, most.load(Ordering::Relaxed)))
+}
+
+/// When the first window that is like the peak began, from now on.
+fn normal_after(
+    peak: &Tally,
+    window: impl Fn() -> anyhow::Result<Tally>,
+) -> anyhow::Result<Option<Duration>> {
+    let began = Instant::now();
+    while began.elapsed() < NORMAL_WITHIN {
+        let since = began.elapsed();
+        let tally = window()?;
+        let normal = tally.goodput() >= peak.goodput() * NORMAL_GOODPUT
+            && tally.p99_ms() <= peak.p99_ms() * SLOWER_MAX;
+        if normal {
+            return Ok(Some(since));
+        }
+    }
+    Ok(None)
+}
+
+impl Round {
+    fn goodput_share(&self) -> f64 {
+        self.flood.goodput() / self.peak.goodput()
+    }
+
+    fn json(&self) -> serde_json::Value {
+        json!({
+            "peak": self.peak.json(), "overload": self.flood.json(), "goodput_share": self.goodput_share(),
+            "normal_after_s": self.normal_after.map(|after| after.as_secs_f64()),
+            "memory_mib": {"before": self.memory_mib[0], "most": self.memory_mib[1], "after": self.memory_mib[2]},
+        })
+    }
+
+    fn normal_text(&self) -> String {
+        match self.normal_after {
+            Some(after) => format!("{:.1} s", after.as_secs_f64()),
+            None => format!("not within {} s", NORMAL_WITHIN.as_secs()),
+        }
+    }
+}
+
+fn print(report: &Report, repetition: usize, of: usize, round: &Round) {
+    let Round { peak, flood, memory_mib: [before, most, after], .. } = round;
+    report.say(&format!(
+        "overload {repetition}/{of}: peak {:.0}/s, p99 {:.1} ms; offered {} arrivals, achieved {} ({:.1} %)",
+        peak.goodput(),
+        peak.p99_ms(),
+        flood.offered,
+        flood.achieved,
+        flood.achieved_share() * 100.0
+    ));
+    report.say(&format!(
+        "  goodput {:.0}/s = {:.1} % of the peak, p99 of accepted {:.1} ms; shed {}, gave up {}, cut off {}, strange {}",
+        flood.goodput(),
+        round.goodput_share() * 100.0,
+        flood.p99_ms(),
+        flood.shed,
+        flood.gave_up,
+        flood.broken,
+        flood.strange
+    ));
+    report.say(&format!(
+        "  memory {before:.0} MiB before, {most:.0} at most, {after:.0} after; normal again after {}; \
+         the generator spent {:.1} us per arrival",
+        round.normal_text(),
+        flood.cpu_us / flood.offered.max(1) as f64
+    ));
+}
+
+fn table(rounds: &[Round]) -> Table {
+    let row = |round: &Round| {
+        let Round { peak, flood, memory_mib: [before, most, after], .. } = round;
+        vec![
+            format!("{:.0}", peak.goodput()),
+            format!("{:.1}", peak.p99_ms()),
+            format!("{:.0}", flood.offered as f64 / flood.run.as_secs_f64()),
+            format!("{:.1} %", flood.achieved_share() * 100.0),
+            format!("{:.0}", flood.goodput()),
+            format!("{:.1}", flood.p99_ms()),
+            format!("{before:.0} / {most:.0} / {after:.0}"),
+            round.normal_text(),
+        ]
+    };
+    Table {
+        title: "Overload, each round",
+        head: vec![
+            "peak/s",
+            "its p99 ms",
+            "offered/s",
+            "achieved",
+            "goodput/s",
+            "p99 ms of accepted",
+            "MiB before / most / after",
+            "normal again",
+        ],
+        rows: rounds.iter().map(row).collect(),
+    }
+}
