@@ -13,14 +13,50 @@ pub mod blast;
 /// What one buyer was told, and when.
 pub mod history;
 
+/// Numbers and times as people read them.
+pub mod words;
+
+/// Words on standard output and standard error.
+pub mod say;
+
+/// Who comes, when, and how they behave.
+pub mod scenario;
+
 /// One simulated buyer.
 mod person;
+
+/// What a buyer does with an order that is won.
+mod ending;
+
+/// News about an order that come by themselves.
+mod push;
 
 /// Many of them at once.
 pub mod crowd;
 
 /// Whether what they were told holds together.
 pub mod verdict;
+
+/// A night while it happens.
+pub mod view;
+
+/// How it went, promise by promise.
+pub mod summary;
+
+/// The calls that are not a buyer's.
+pub mod desk;
+
+/// All facts of one night.
+pub mod record;
+
+/// One night from outside.
+pub mod visit;
+
+/// A rehearsal in words.
+pub mod rehearsal;
+
+/// The command line.
+pub mod cli;
 
 #[cfg(test)]
 mod fake;
