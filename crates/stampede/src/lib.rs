@@ -22,5 +22,8 @@ pub mod crowd;
 /// Whether what they were told holds together.
 pub mod verdict;
 
+/// What a run looked like, for people and for machines.
+pub mod report;
+
 #[cfg(test)]
 mod fake;
