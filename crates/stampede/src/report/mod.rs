@@ -1,11 +1,29 @@
 //! The report of a run: one page to look at and one JSON document to compute with. A pure function of what was seen:
 //! it asks nobody, reads no clock and opens no file, and it judges nothing; the verdict comes in words.
 
+mod calls;
+mod chart;
+mod digest;
+mod fairness;
+mod page;
+mod pictures;
+mod series;
+mod stock;
+mod words;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rules::id::OfferId;
 use rules::time::UnixMs;
+use serde_json::{Value, json};
 
+use digest::Digest;
+
+use crate::clock::micros;
 use crate::crowd::Percentiles;
 use crate::history::History;
 
@@ -101,11 +119,43 @@ pub struct Conditions<'a> {
 /// The report as one self-contained page.
 #[must_use]
 pub fn html(input: &Input<'_>) -> String {
-    format!("<!doctype html><title>{}</title>", input.buyers)
+    page::render(input, &Digest::of(input))
 }
 
-/// The report for machines: the facts, and every number the page shows.
+/// The report for machines: the facts, and every number the page shows. Times are microseconds since the start where
+/// the name ends in `_us`.
 #[must_use]
-pub fn json(input: &Input<'_>) -> serde_json::Value {
-    serde_json::json!({ "buyers": input.buyers })
+pub fn json(input: &Input<'_>) -> Value {
+    let (clean, findings, not_judged) = match input.verdict {
+        Verdict::Judged(findings) => (Some(findings.is_empty()), findings, None),
+        Verdict::NotJudged(why) => (None, [].as_slice(), Some(why)),
+    };
+    let Generator { lateness, cpu, requests, offered, achieved } = input.generator;
+    let cpu_us = micros(cpu);
+    json!({
+        "sale": input.sale,
+        "url": input.url,
+        "scenario": { "name": input.scenario.name, "text": input.scenario.text },
+        "started_at": input.started_at,
+        "opened_at": input.opened_at,
+        "elapsed_us": micros(input.elapsed),
+        "buyers": input.buyers,
+        "verdict": { "clean": clean, "findings": findings, "not_judged": not_judged },
+        "notes": input.notes,
+        "generator": {
+            "lateness": lateness,
+            "cpu_us": cpu_us,
+            "requests": requests,
+            "cpu_us_per_request": cpu_us.checked_div(requests),
+            "offered": offered,
+            "achieved": achieved,
+        },
+        "conditions": {
+            "cores": input.conditions.cores,
+            "kernel": input.conditions.kernel,
+            "more": input.conditions.more.iter().cloned().collect::<BTreeMap<_, _>>(),
+        },
+        "command": input.command,
+        "figures": Digest::of(input),
+    })
 }
