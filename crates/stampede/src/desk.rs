@@ -144,7 +144,8 @@ impl Desk {
                 return Ok(Some(serde_json::from_value(said)?));
             }
             ensure!(clock.instant() < until, "the shop's audit did not end in {} s", AUDIT_WITHIN.as_secs());
-            let id = said.get("id").and_then(Value::as_str).context("the audit has neither a result nor an id")?;
+            let id =
+                said.get("id").and_then(Value::as_str).context("the audit has neither a result nor an id")?;
             let path = format!("/admin/v1/audit/{id}");
             tokio::time::sleep(AUDIT_EVERY).await;
             said = self.get(&path).await?;
@@ -163,7 +164,8 @@ impl Desk {
         closes_at: UnixMs,
     ) -> anyhow::Result<SaleView> {
         let copy: SaleView = self.post("/admin/v1/sales", &copy_of(sale, opens_at, closes_at)).await?;
-        let _published: Value = self.post(&format!("/admin/v1/sales/{}/publish", copy.id), &json!({})).await?;
+        let _published: Value =
+            self.post(&format!("/admin/v1/sales/{}/publish", copy.id), &json!({})).await?;
         Ok(copy)
     }
 
@@ -194,8 +196,9 @@ impl Desk {
         if !(200..300).contains(&answer.status) {
             return Err(Refused::read(method, path, answer.status, answer.body).into());
         }
-        serde_json::from_slice(answer.body)
-            .with_context(|| format!("{method} {path} was not answered as by Doorbuster; is {url} the right server?"))
+        serde_json::from_slice(answer.body).with_context(|| {
+            format!("{method} {path} was not answered as by Doorbuster; is {url} the right server?")
+        })
     }
 }
 
@@ -215,8 +218,8 @@ impl Refused {
             404 if path.contains("/sales/") => "; is the sale's id right, and is it published?",
             _ => "",
         };
-        let (code, detail) =
-            problem.map_or(("no problem document".into(), String::new()), |problem| (problem.code, problem.detail));
+        let (code, detail) = problem
+            .map_or(("no problem document".into(), String::new()), |problem| (problem.code, problem.detail));
         Self { status, code, method, path: path.to_owned(), detail, hint }
     }
 }

@@ -57,6 +57,8 @@ pub mod rehearsal;
 
 /// The command line.
 pub mod cli;
+/// What a run looked like, for people and for machines.
+pub mod report;
 
 #[cfg(test)]
 mod fake;

@@ -117,7 +117,8 @@ impl Record {
     }
 
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
-        let file = std::fs::File::create(path).with_context(|| format!("{} cannot be written", path.display()))?;
+        let file =
+            std::fs::File::create(path).with_context(|| format!("{} cannot be written", path.display()))?;
         let mut out = BufWriter::new(file);
         serde_json::to_writer(&mut out, &self.facts)?;
         out.write_all(b"\n")?;
@@ -130,8 +131,9 @@ impl Record {
     }
 
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let file = std::fs::File::open(path)
-            .with_context(|| format!("{} cannot be read; `stampede run --history FILE` writes one", path.display()))?;
+        let file = std::fs::File::open(path).with_context(|| {
+            format!("{} cannot be read; `stampede run --history FILE` writes one", path.display())
+        })?;
         let mut lines = BufReader::new(file).lines();
         let first = lines.next().context("the file is empty")??;
         let facts: Facts = serde_json::from_str(&first).with_context(|| {
@@ -156,7 +158,12 @@ impl Record {
     }
 
     /// Hands the facts to `with` in the form a report is made of.
-    pub fn report<T>(&self, sentences: &[String], notes: &[String], with: impl FnOnce(&report::Input<'_>) -> T) -> T {
+    pub fn report<T>(
+        &self,
+        sentences: &[String],
+        notes: &[String],
+        with: impl FnOnce(&report::Input<'_>) -> T,
+    ) -> T {
         let Facts { title, kinds, totals, .. } = &self.facts;
         let offers: Vec<report::Offer<'_>> = self.facts.offers.iter().map(OfferFacts::to_report).collect();
         let role = |kind: &usize| kinds.get(*kind).map_or("human", String::as_str);
@@ -187,7 +194,11 @@ impl Record {
                 offered: totals.late.count,
                 achieved: totals.in_time,
             },
-            conditions: report::Conditions { cores: self.facts.cores, kernel: &self.facts.kernel, more: &more },
+            conditions: report::Conditions {
+                cores: self.facts.cores,
+                kernel: &self.facts.kernel,
+                more: &more,
+            },
             command: &self.facts.command,
         })
     }

@@ -48,7 +48,9 @@ impl Rehearsal {
         let mut sentences = vec![load.answer(holds, record.facts.buyers)];
         if violations > 0 {
             let promises = many(u64::try_from(violations).unwrap_or(u64::MAX), "time");
-            sentences.push(format!("A promise was not kept, {promises}: see the verdict. That comes before all speed."));
+            sentences.push(format!(
+                "A promise was not kept, {promises}: see the verdict. That comes before all speed."
+            ));
         }
         sentences.push(load.rates());
         sentences.extend(troubles.iter().map(|trouble| trouble.sentence.clone()));
@@ -59,7 +61,8 @@ impl Rehearsal {
             changes.push("Nothing has to change.".to_owned());
         }
         let Load { offered_per_s, answered_per_s, .. } = load;
-        let sells_out_within_ms = sells_out.within().map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        let sells_out_within_ms =
+            sells_out.within().map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
         Self { holds, offered_per_s, answered_per_s, sells_out_within_ms, sentences, changes }
     }
 
@@ -132,7 +135,9 @@ impl Load {
         let crowd = many(buyers.into(), "buyer");
         let p99 = span_us(self.totals.click.p99_us);
         if holds && self.generator_was_late() {
-            return format!("It holds as far as this crowd could tell: {crowd}, but the crowd itself was too slow.");
+            return format!(
+                "It holds as far as this crowd could tell: {crowd}, but the crowd itself was too slow."
+            );
         }
         if holds {
             format!("It holds: {crowd}, 99 of 100 heard within {p99} of their click.")
@@ -145,7 +150,9 @@ impl Load {
         let (offered, answered) = (thousands(self.offered_per_s), thousands(self.answered_per_s));
         let keeps_up = self.answered_per_s.saturating_mul(100) >= self.offered_per_s.saturating_mul(90);
         if keeps_up {
-            format!("At the peak {offered} tries were due in a second and {answered} were answered: it kept up.")
+            format!(
+                "At the peak {offered} tries were due in a second and {answered} were answered: it kept up."
+            )
         } else {
             format!(
                 "At the peak {offered} tries were due in a second and {answered} were answered: that is where it saturates."
@@ -171,7 +178,8 @@ impl Load {
                     "The crowd itself was up to {} late for its clicks: this machine is too small for it.",
                     span_us(late.p99_us)
                 ),
-                change: "Run the crowd from another machine than the server, or from one with more cores.".to_owned(),
+                change: "Run the crowd from another machine than the server, or from one with more cores."
+                    .to_owned(),
             });
         }
         if socket_wait.p99_us > limit {
@@ -209,7 +217,8 @@ impl Load {
             troubles.push(Trouble {
                 breaks: self.too_many(self.broken),
                 sentence: format!("{} broken off without an answer.", were(self.broken, "try")),
-                change: "Raise `limits.connections` and the server's limit of open files (LimitNOFILE).".to_owned(),
+                change: "Raise `limits.connections` and the server's limit of open files (LimitNOFILE)."
+                    .to_owned(),
             });
         }
     }
@@ -244,13 +253,22 @@ impl Load {
             troubles.push(Trouble {
                 breaks: self.too_many(late_passes),
                 sentence: format!("{} no pass yet when they wanted to try.", had(late_passes)),
-                change: "Raise `pass.lead_s`, so that passes are spread over a longer time before the opening.".to_owned(),
+                change:
+                    "Raise `pass.lead_s`, so that passes are spread over a longer time before the opening."
+                        .to_owned(),
             });
         }
         if gave_up > 0 {
             troubles.push(Trouble {
                 breaks: self.too_many(gave_up),
-                sentence: format!("{} up.", if gave_up == 1 { "1 buyer gave".to_owned() } else { format!("{} buyers gave", thousands(gave_up)) }),
+                sentence: format!(
+                    "{} up.",
+                    if gave_up == 1 {
+                        "1 buyer gave".to_owned()
+                    } else {
+                        format!("{} buyers gave", thousands(gave_up))
+                    }
+                ),
                 change: "See in the report what they were told last.".to_owned(),
             });
         }
@@ -274,14 +292,18 @@ enum SellsOut {
     Did(Duration),
     Would(Duration),
     /// More units than people who want them.
-    TooMuch { units: u64, free: u64 },
+    TooMuch {
+        units: u64,
+        free: u64,
+    },
     /// The operator was not asked, or nothing was sold.
     Unknown,
 }
 
 fn sells_out(record: &Record) -> SellsOut {
     let Some(after) = &record.facts.after else { return SellsOut::Unknown };
-    let sum = |of: fn(&rules::wire::OfferStats) -> u32| after.offers.iter().map(|offer| u64::from(of(offer))).sum();
+    let sum =
+        |of: fn(&rules::wire::OfferStats) -> u32| after.offers.iter().map(|offer| u64::from(of(offer))).sum();
     let (stock, free): (u64, u64) = (sum(|offer| offer.stock), sum(|offer| offer.free));
     let orders = record.outcome.histories.iter().flat_map(crate::history::History::orders);
     let made = |order: crate::history::Seen| record.facts.opens_at.ms_until(order.created_at);
@@ -293,7 +315,9 @@ fn sells_out(record: &Record) -> SellsOut {
         // Units came back after all had been taken.
         _ if sold_out => SellsOut::Did(last),
         // Everybody who came got one: the rest would need more people, at the pace of these.
-        _ if record.facts.totals.won >= record.facts.totals.passes => SellsOut::TooMuch { units: stock, free },
+        _ if record.facts.totals.won >= record.facts.totals.passes => {
+            SellsOut::TooMuch { units: stock, free }
+        }
         _ => {
             let taken = u32::try_from(stock.saturating_sub(free)).unwrap_or(u32::MAX).max(1);
             let stock = u32::try_from(stock).unwrap_or(u32::MAX);
@@ -316,7 +340,10 @@ impl SellsOut {
             Self::Would(time) => format!("At this pace it would sell out {} after the opening.", span(*time)),
             Self::TooMuch { units, free } => {
                 let units = many(*units, "unit");
-                format!("It does not sell out: everybody got one, and {} of {units} are left.", thousands(*free))
+                format!(
+                    "It does not sell out: everybody got one, and {} of {units} are left.",
+                    thousands(*free)
+                )
             }
             Self::Unknown => "Nothing was sold, so nobody can say when it sells out.".to_owned(),
         }

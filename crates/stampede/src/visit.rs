@@ -130,7 +130,11 @@ impl Visit {
         cpu: Duration,
     ) -> Facts {
         let scenario = &self.scenario.scenario;
-        let offer = |offer: &rules::wire::OfferView| OfferFacts { id: offer.id, name: offer.name.clone(), stock: None };
+        let offer = |offer: &rules::wire::OfferView| OfferFacts {
+            id: offer.id,
+            name: offer.name.clone(),
+            stock: None,
+        };
         Facts {
             stampede: Facts::version(),
             url: self.address.url.clone(),

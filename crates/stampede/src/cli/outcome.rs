@@ -60,13 +60,18 @@ impl Judged {
             notes.extend(rehearsal.sentences.iter().chain(&rehearsal.changes).cloned());
         }
         if facts.after.is_none() {
-            notes.push("Without --admin-key the stock was not compared, only what the buyers were told.".to_owned());
+            notes.push(
+                "Without --admin-key the stock was not compared, only what the buyers were told.".to_owned(),
+            );
         } else {
             if !facts.alone {
                 notes.push("Others bought too, so only what holds in any company was compared.".to_owned());
             }
             if facts.books.is_none() {
-                notes.push("There are too many orders to compare them one by one with the operator's list.".to_owned());
+                notes.push(
+                    "There are too many orders to compare them one by one with the operator's list."
+                        .to_owned(),
+                );
             }
             if facts.audit.is_none() {
                 notes.push("The shop's own audit is not available at this server.".to_owned());
@@ -141,7 +146,11 @@ impl Output {
         }
         let facts = &judged.record.facts;
         let cpu = std::time::Duration::from_micros(facts.cpu_us.checked_div(facts.totals.calls).unwrap_or(0));
-        say::answer(&format!("  The crowd made {}, at {} of CPU each.", many(facts.totals.calls, "call"), span(cpu)));
+        say::answer(&format!(
+            "  The crowd made {}, at {} of CPU each.",
+            many(facts.totals.calls, "call"),
+            span(cpu)
+        ));
         judged.notes(None).iter().for_each(|note| say::answer(&format!("  {note}")));
         if let Some(file) = &self.report {
             say::answer(&format!("  The report is in {}.", file.display()));

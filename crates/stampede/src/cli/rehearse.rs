@@ -53,7 +53,8 @@ impl Rehearse {
     pub async fn run(mut self) -> anyhow::Result<Exit> {
         self.output.check()?;
         let operator = self.target.operator().await?;
-        let operator = operator.context("a rehearsal makes a sale: give the operator's key with --admin-key")?;
+        let operator =
+            operator.context("a rehearsal makes a sale: give the operator's key with --admin-key")?;
         let open_in = self.open_in.unwrap_or_else(|| time_to_open(self.crowd.buyers));
         let copy = self.copy(&operator, open_in).await?;
         self.target.sale = copy.id;
@@ -84,7 +85,10 @@ impl Rehearse {
         let copy = operator.publish_copy(&sale, opens_at, opens_at.plus_ms(ms(within + OPEN_FOR))).await?;
         if !self.output.is_silent() {
             let opens = span(open_in);
-            say::answer(&format!("Rehearsing `{}` with a copy, {}, which opens in {opens}.", sale.title, copy.id));
+            say::answer(&format!(
+                "Rehearsing `{}` with a copy, {}, which opens in {opens}.",
+                sale.title, copy.id
+            ));
         }
         Ok(copy)
     }
