@@ -138,9 +138,7 @@ impl<S: AsyncFn() -> anyhow::Result<Option<Stats>>> View<'_, S> {
             Shown::Lines { last, due } => {
                 let (now, counts) = (self.clock.instant(), look.counts());
                 if now >= *due && counts != *last {
-                    say::answer(
-                        &format!("{:<16} {counts}  {}", look.when(), look.latency()).trim_end().to_owned(),
-                    );
+                    say::answer(&format!("{:<16} {counts}  {}", look.when(), look.latency()).trim_end());
                     (*last, *due) = (counts, now + LINES_EVERY);
                 }
             }

@@ -60,7 +60,12 @@ impl Visit {
         let mut facts = self.facts(&sale, offset_ms, &outcome, samples.take(), cpu);
         facts.before = before;
         if let Some(operator) = &self.operator {
-            facts.after = Some(operator.stats_when_quiet(self.sale, clock).await?);
+            let after = operator.stats_when_quiet(self.sale, clock).await?;
+            for offer in &mut facts.offers {
+                let stats = after.offers.iter().find(|stats| stats.offer_id == offer.id);
+                offer.stock = stats.map(|stats| stats.stock);
+            }
+            facts.after = Some(after);
             facts.books = operator.books(self.sale).await?;
             facts.audit = operator.audit(clock).await?;
         }

@@ -136,6 +136,14 @@ pub(super) fn exchange(what: &What) -> Option<Exchange<'_>> {
                 found.map_or((404, Code::NotFound.as_str()), |seen| (200, seen.state.as_str()));
             Exchange { timed: !last, ..plain(Kind::Follow, Answer::Follow, status, code) }
         }
+        // Nobody asked for a push at that moment, so nobody waited for it.
+        What::Pushed { order } => {
+            Exchange { timed: false, ..plain(Kind::Follow, Answer::Follow, 200, order.state.as_str()) }
+        }
+        What::Cancelled { order } => plain(Kind::Follow, Answer::Follow, 200, order.state.as_str()),
+        What::Payment { .. } => plain(Kind::Follow, Answer::Follow, 200, "payment"),
+        What::Paid { .. } => plain(Kind::Follow, Answer::Follow, 200, "sandbox_told"),
+        What::NoPayment { .. } => plain(Kind::Follow, Answer::Refused, 404, "no_payment"),
         What::Refused { call, status, code, .. } => plain(kind(*call), refusal(*status, code), *status, code),
         What::Broken { call, .. } => {
             Exchange { timed: false, ..plain(kind(*call), Answer::Failed, 0, "no_answer") }
@@ -153,7 +161,7 @@ const fn kind(call: Call) -> Kind {
         Call::LogIn | Call::Sale | Call::Time | Call::Registration => Kind::Page,
         Call::Challenge | Call::Pass => Kind::Pass,
         Call::Try => Kind::Order,
-        Call::Look => Kind::Follow,
+        Call::Look | Call::Push | Call::Payment | Call::Sandbox | Call::Cancel => Kind::Follow,
     }
 }
 

@@ -238,10 +238,12 @@ impl Buyer {
                     refused_us = Some(told.told_us);
                 }
                 What::Looked { .. } | What::Refused { .. } | What::Broken { .. } => {}
+                What::Pushed { .. } | What::Cancelled { .. } => {}
+                What::Payment { .. } | What::Paid { .. } | What::NoPayment { .. } => {}
                 What::GaveUp { .. } => refused_us = None,
             }
             let shown = match &told.what {
-                What::Order { order, .. } => Some(order),
+                What::Order { order, .. } | What::Pushed { order } | What::Cancelled { order } => Some(order),
                 What::Looked { found, last: false, .. } => found.as_ref(),
                 _ => None,
             };
@@ -298,6 +300,11 @@ impl Buyer {
             | What::Registered
             | What::Pass { .. }
             | What::Order { .. }
+            | What::Pushed { .. }
+            | What::Cancelled { .. }
+            | What::Payment { .. }
+            | What::Paid { .. }
+            | What::NoPayment { .. }
             | What::Looked { .. } => None,
         });
         last.unwrap_or_else(|| "left without a word".into())

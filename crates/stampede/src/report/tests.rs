@@ -133,7 +133,17 @@ impl Script {
 
     fn seen(&self, state: State, seq: u32) -> Seen {
         let reason = (state == State::Closed).then_some(Reason::Timeout);
-        Seen { id: self.order, offer: self.offer, quantity: 1, state, reason, seq, created_at: OPENED_AT }
+        Seen {
+            id: self.order,
+            offer: self.offer,
+            quantity: 1,
+            state,
+            reason,
+            seq,
+            created_at: OPENED_AT,
+            pay_by: None,
+            closed_at: None,
+        }
     }
 
     fn granted(&mut self, at_us: u64, took_us: u64) {
