@@ -765,4 +765,97 @@ mod tests {
                 .expect_err("too much");
         assert!(format!("{error:#}").contains("hang_up"), "{error}");
     }
+
+    #[tokio::test]
+    async fn a_closed_loop_lets_few_in_at_a_time() {
+        let shop = FakeShop::open(Manners::default());
+        let arrival = Arrival { paced: Loop::Closed, at_once: 2, ..settings(&shop, 12).arrival };
+        let outcome = run(CrowdSettings { arrival, ..settings(&shop, 12) }).await;
+        assert_eq!((winners(&outcome), outcome.histories.len()), (10, 12));
+        // Nobody came before all but one of those before were gone.
+        let came = |history: &History| history.events.first().unwrap().asked_us;
+        let went = |history: &History| {
+            let of_sale = |told: &&Told| !matches!(told.what, What::Looked { last: true, .. });
+            history.events.iter().rev().find(of_sale).unwrap().told_us
+        };
+        for history in &outcome.histories {
+            let inside = outcome
+                .histories
+                .iter()
+                .filter(|other| came(other) <= came(history) && went(other) > came(history));
+            assert!(inside.count() <= 2);
+        }
+    }
+
+    #[tokio::test]
+    async fn bots_fire_early_often_and_in_parallel_and_get_one_order() {
+        let shop = FakeShop::open(Manners { opens_in: Duration::from_millis(300), ..Manners::default() });
+        let bot = Kind {
+            fires: crate::scenario::Fires::Opening,
+            early: Duration::from_millis(100),
+            volleys: 5,
+            every: Duration::from_millis(60),
+            parallel: 4,
+            passes: 2,
+            jitter: Duration::ZERO,
+            ..Kind::default()
+        };
+        let outcome = run(CrowdSettings { mix: vec![bot], ..settings(&shop, 3) }).await;
+        assert_eq!((outcome.totals.tries, shop.orders()), (60, 3));
+        assert!(refusals(&outcome, Code::NotOpen) > 0 && refusals(&outcome, Code::AlreadyOrdered) > 0);
+        assert_eq!(told(&outcome, |what| matches!(what, What::Pass { .. })), 6);
+    }
+
+    #[tokio::test]
+    async fn a_late_try_counts_from_when_it_was_due() {
+        let stall = Duration::from_millis(400);
+        let shop = FakeShop::open(Manners { opens_in: Duration::from_millis(100), ..Manners::default() });
+        let crowd = Crowd::new(CrowdSettings { connections: 1, ..settings(&shop, 1) }).unwrap();
+        let scene = crowd.scene();
+        let due = scene.clock.instant();
+        tokio::time::sleep(stall).await;
+        let reply = scene.ask(due, &Request::get("/api/v1/time", None)).await;
+        scene.progress.count_try(&reply);
+        let totals = crowd.progress().snapshot();
+        assert!(totals.click.max_us >= 400_000 && totals.late.max_us >= 400_000, "{totals:?}");
+        assert_eq!((totals.in_time, totals.call.count), (0, 1));
+        assert!(totals.call.max_us < totals.click.max_us);
+    }
+
+    #[tokio::test]
+    async fn winners_pay_cancel_or_find_no_payment() {
+        let decide_within = Duration::from_millis(5);
+        let payer = Kind { pay: 0.5, pay_twice: 0.25, cancel: 0.25, decide_within, ..human() };
+        let with = |payments| {
+            let shop = FakeShop::open(Manners { stock: 100, payments, ..Manners::default() });
+            let mut settings = settings(&shop, 40);
+            settings.mix = vec![payer.clone()];
+            (shop, settings)
+        };
+        let (shop, settings) = with(true);
+        let outcome = run(settings).await;
+        let Snapshot { paid, cancelled, no_payment, .. } = outcome.totals;
+        assert!(
+            paid > 20 && cancelled > 2 && paid + cancelled == 40 && no_payment == 0,
+            "{:?}",
+            outcome.totals
+        );
+        assert_eq!(shop.stats().offers[0].sold, u32::try_from(paid).unwrap());
+        let (_shop, settings) = with(false);
+        let outcome = run(settings).await;
+        let Snapshot { paid, cancelled, no_payment, gave_up, .. } = outcome.totals;
+        assert!(paid == 0 && no_payment + cancelled == 40 && gave_up == 0, "{:?}", outcome.totals);
+    }
+
+    #[tokio::test]
+    async fn given_tokens_name_their_buyers() {
+        let shop = FakeShop::open(Manners::default());
+        let given = |name: &str| GivenToken { buyer: name.into(), token: format!("demo-{name}").into() };
+        let tokens = Tokens::Given(Arc::from([given("ann"), given("bob")]));
+        let outcome = run(CrowdSettings { tokens: tokens.clone(), ..settings(&shop, 2) }).await;
+        let names: Vec<&str> = outcome.histories.iter().map(|history| history.buyer.as_str()).collect();
+        assert_eq!((names, winners(&outcome)), (vec!["ann", "bob"], 2));
+        let error = Crowd::new(CrowdSettings { tokens, ..settings(&shop, 3) }).expect_err("one too few");
+        assert!(error.to_string().contains("2 tokens for 3 buyers"), "{error}");
+    }
 }

@@ -87,3 +87,42 @@ pub fn failed(error: &anyhow::Error) -> ExitCode {
     say::complain(&format!("stampede: {error:#}"));
     ExitCode::from(FAILED)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::fake::{FakeShop, Manners, SECRET};
+
+    async fn night(manners: Manners, more: &[&str]) -> String {
+        let shop = FakeShop::open(manners);
+        let (url, sale) = (format!("http://{}", shop.addr()), shop.sale().to_string());
+        let secret = String::from_utf8(SECRET.to_vec()).unwrap();
+        let mut args = vec!["stampede", "run", "--url", &url, "--sale", &sale, "--secret", &secret, "--quiet"];
+        args.extend(["--buyers", "40", "--within", "200ms", "--connections", "16", "--scenario"]);
+        let scenario = std::env::temp_dir().join(format!("stampede-cli-{}.toml", std::process::id()));
+        std::fs::write(&scenario, "title = \"t\"\n[arrival]\npages_ahead = \"200ms\"\n[[person]]\n").unwrap();
+        let file = scenario.display().to_string();
+        args.push(&file);
+        args.extend(more);
+        let code = run(args.iter().map(OsString::from)).await;
+        format!("{code:?}")
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[tokio::test]
+    async fn a_clean_night_exits_with_0_and_a_lie_with_1() {
+        let key = ["--admin-key", "any key"];
+        assert_eq!(night(Manners::default(), &key).await, format!("{:?}", ExitCode::SUCCESS));
+        assert_eq!(night(Manners::default(), &[]).await, format!("{:?}", ExitCode::SUCCESS));
+        let lie = Manners { oversells: true, ..Manners::default() };
+        assert_eq!(night(lie, &key).await, format!("{:?}", ExitCode::FAILURE));
+        let lie = Manners { forgets: true, ..Manners::default() };
+        assert_eq!(night(lie, &[]).await, format!("{:?}", ExitCode::FAILURE));
+    }
+}

@@ -14,6 +14,7 @@ use rules::time::UnixMs;
 use rules::wire::{Code, OfferStats, OperatorOrder, OrderView, Stats};
 
 use super::*;
+use crate::clock::Clock;
 use crate::crowd::{Crowd, CrowdSettings, Tokens};
 use crate::fake::{FakeShop, Manners, SECRET};
 use crate::history::{Call, Seen, Told, What};
@@ -654,27 +655,78 @@ async fn judged(manners: Manners) -> Vec<Finding> {
     let tokens = Tokens::Signed { secret: SECRET.to_vec() };
     let before = shop.stats();
     let jitter = Duration::from_millis(50);
+    let human = Kind { double_click: 0.3, hang_up: 0.2, jitter, ..Kind::default() };
+    let payer = Kind { pay: 0.5, cancel: 0.5, decide_within: jitter, ..Kind::default() };
+    let two_tabs = Kind { passes: 2, parallel: 2, ..Kind::default() };
     let settings = CrowdSettings {
-        mix: vec![Kind { double_click: 0.3, hang_up: 0.2, jitter, ..Kind::default() }],
+        mix: vec![human, payer, two_tabs],
         connections: 16,
         settle: Duration::from_millis(200),
+        patience: Duration::from_secs(2),
         ..CrowdSettings::new(shop.addr(), shop.sale(), tokens, 60)
     };
     let outcome = Crowd::new(settings).unwrap().run().await.unwrap();
-    let (histories, after) = (outcome.histories.as_slice(), &shop.stats());
-    let (started_at, after, alone_since) = (Some(outcome.started_at), Some(after), Some(&before));
-    judge(&Evidence { histories, started_at, after, alone_since, ..Evidence::default() })
+    let desk = shop.desk().await;
+    let books = desk.books(shop.sale()).await.unwrap().unwrap();
+    judge(&Evidence {
+        histories: &outcome.histories,
+        started_at: Some(outcome.started_at),
+        after: Some(&desk.stats(shop.sale()).await.unwrap()),
+        alone_since: Some(&before),
+        books: Some(&books),
+        audit: desk.audit(Clock::start()).await.unwrap().as_ref(),
+    })
 }
 
 #[tokio::test]
 async fn an_honest_shop_is_found_clean() {
     assert_eq!(judged(Manners { busy_first: 5, break_first: 3, ..Manners::default() }).await, []);
+    assert_eq!(judged(Manners { payments: true, stock: 40, ..Manners::default() }).await, []);
 }
 
 #[tokio::test]
-async fn a_shop_that_oversells_or_forgets_is_caught() {
-    let findings = judged(Manners { oversells: true, ..Manners::default() }).await;
-    assert!(findings.iter().any(|finding| matches!(finding, Finding::Oversold { .. })), "{findings:?}");
-    let findings = judged(Manners { forgets: true, ..Manners::default() }).await;
-    assert!(findings.iter().any(|finding| matches!(finding, Finding::Gone { .. })), "{findings:?}");
+async fn a_shop_that_lies_is_caught() {
+    type Shop = (&'static str, Manners, fn(&Finding) -> bool);
+    let honest = Manners { stock: 40, payments: true, ..Manners::default() };
+    let shops: &[Shop] = &[
+        ("oversells", Manners { oversells: true, stock: 5, ..honest }, |found| {
+            matches!(found, Finding::Oversold { .. })
+        }),
+        ("forgets", Manners { forgets: true, ..honest }, |found| matches!(found, Finding::Gone { .. })),
+        ("sells twice", Manners { sells_twice: true, ..honest }, |found| {
+            matches!(found, Finding::TwoLiveOrders { .. })
+        }),
+        ("never decides", Manners { queued_looks: u32::MAX, ..honest }, |found| {
+            matches!(found, Finding::Limbo { .. })
+        }),
+        ("loses money", Manners { loses_money: true, ..honest }, |found| {
+            matches!(found, Finding::PaidInVain { .. })
+        }),
+        ("keeps what was cancelled", Manners { keeps_cancelled: true, ..honest }, |found| {
+            matches!(found, Finding::CancelIgnored { .. })
+        }),
+        ("hides units", Manners { hides: 2, ..honest }, |found| {
+            matches!(found, Finding::StatsDisagree { .. })
+        }),
+    ];
+    for (name, manners, expected) in shops {
+        let findings = judged(*manners).await;
+        assert!(findings.iter().any(expected), "{name}: {findings:#?}");
+    }
+}
+
+/// Whoever is told busy comes again with the same pass, so only who goes home can be wronged.
+#[tokio::test]
+async fn a_shop_that_says_busy_and_sells_is_caught() {
+    let shop = FakeShop::open(Manners { busy_but_sells: u32::MAX, ..Manners::default() });
+    let tokens = Tokens::Signed { secret: SECRET.to_vec() };
+    let settings = CrowdSettings { tries_max: 1, ..CrowdSettings::new(shop.addr(), shop.sale(), tokens, 3) };
+    let outcome = Crowd::new(settings).unwrap().run().await.unwrap();
+    let books = shop.desk().await.books(shop.sale()).await.unwrap().unwrap();
+    let findings =
+        judge(&Evidence { histories: &outcome.histories, books: Some(&books), ..Evidence::default() });
+    assert_eq!(findings.len(), 3, "{findings:#?}");
+    assert!(
+        findings.iter().all(|found| matches!(found, Finding::HappenedAnyway { code, .. } if code == "busy"))
+    );
 }
