@@ -373,3 +373,214 @@ impl Steps {
         self.0.windows(STEPS_PER_S).map(|window| window.iter().sum()).max().unwrap_or_else(all)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use rules::id::{OfferId, OrderId, SaleId};
+    use rules::order::State;
+    use rules::sale::{Phase, SaleState};
+    use rules::time::UnixMs;
+    use rules::wire::{Funnel, OfferStats, QueueStats, Stats};
+
+    use super::*;
+    use crate::crowd::{Outcome, Percentiles};
+    use crate::history::{History, Seen, Told};
+    use crate::record::Facts;
+
+    const OPENS_AT: UnixMs = UnixMs(1_800_000_000_000);
+
+    /// A night of 100 buyers and 10 units, sold within 900 ms; everybody heard at once.
+    fn night() -> Record {
+        let totals = Snapshot {
+            arrived: 100,
+            passes: 100,
+            tries: 100,
+            won: 10,
+            refused: BTreeMap::from([("sold_out".to_owned(), 90)]),
+            click: Percentiles { count: 100, p50_us: 1_000, p90_us: 2_000, p99_us: 3_000, max_us: 4_000 },
+            ..Snapshot::default()
+        };
+        let histories: Vec<History> =
+            (0..100).map(|number| history(number, u64::from(number) * 10_000)).collect();
+        let outcome = Outcome {
+            started_at: OPENS_AT,
+            elapsed: Duration::from_secs(2),
+            totals: totals.clone(),
+            kinds: vec![0; histories.len()],
+            histories,
+        };
+        let offer = OfferStats { offer_id: OfferId(1), stock: 10, free: 0, held: 10, sold: 0, returning: 0 };
+        let after = Stats {
+            sale_id: SaleId(1),
+            state: SaleState::Published,
+            phase: Phase::Open,
+            offers: vec![offer],
+            funnel: Funnel::default(),
+            queue: QueueStats { depth: 0, lag_ms: 0 },
+            registrations: 0,
+        };
+        Record { facts: facts(totals, after), outcome }
+    }
+
+    fn facts(totals: Snapshot, after: Stats) -> Facts {
+        Facts {
+            stampede: Facts::version(),
+            url: "http://shop".into(),
+            sale: SaleId(1),
+            title: "a night".into(),
+            offers: vec![],
+            opens_at: OPENS_AT,
+            offset_ms: 0,
+            scenario: "spike".into(),
+            scenario_text: String::new(),
+            kinds: vec!["human".into()],
+            buyers: 100,
+            open_loop: true,
+            started_at: OPENS_AT,
+            elapsed_us: 2_000_000,
+            totals,
+            before: None,
+            after: Some(after),
+            alone: true,
+            samples: vec![],
+            books: None,
+            audit: None,
+            cpu_us: 0,
+            cores: 2,
+            kernel: "linux".into(),
+            connections: 8,
+            command: "stampede rehearse".into(),
+        }
+    }
+
+    /// Every tenth has won.
+    fn history(number: u32, at_us: u64) -> History {
+        let id = OrderId(u128::from(number));
+        let created_at = OPENS_AT.plus_ms(i64::from(number) * 10);
+        let what = if number.is_multiple_of(10) {
+            let (state, reason, seq, quantity) = (State::AwaitingPayment, None, 2, 1);
+            let (offer, pay_by, closed_at) = (OfferId(1), None, None);
+            let order = Seen { id, offer, quantity, state, reason, seq, created_at, pay_by, closed_at };
+            What::Order { status: 202, pass: id, asked: 1, order }
+        } else {
+            let (call, offer, code) = (Call::Try, Some(OfferId(1)), "sold_out".to_owned());
+            What::Refused { call, offer, status: 409, code, pass: Some(id), other: None }
+        };
+        History {
+            buyer: format!("buyer {number}"),
+            events: vec![Told { asked_us: at_us, told_us: at_us + 900, what }],
+        }
+    }
+
+    fn change(change: impl FnOnce(&mut Record)) -> Rehearsal {
+        let mut record = night();
+        change(&mut record);
+        Rehearsal::of(&record, 0)
+    }
+
+    #[test]
+    fn a_calm_night_holds_and_says_how_long_the_stock_lasts() {
+        let said = Rehearsal::of(&night(), 0);
+        assert!(said.holds, "{said:?}");
+        assert_eq!(
+            (said.offered_per_s, said.answered_per_s, said.sells_out_within_ms),
+            (100, 100, Some(900))
+        );
+        assert_eq!(
+            said.sentences,
+            [
+                "It holds: 100 buyers, 99 of 100 heard within 3.0 ms of their click.",
+                "At the peak 100 tries were due in a second and 100 were answered: it kept up.",
+                "It sells out 900 ms after the opening.",
+            ]
+        );
+        assert_eq!(said.changes, ["Nothing has to change."]);
+    }
+
+    #[test]
+    fn a_broken_promise_never_holds() {
+        let said = Rehearsal::of(&night(), 2);
+        assert!(!said.holds && said.sentences[1].starts_with("A promise was not kept, 2 times"), "{said:?}");
+    }
+
+    #[test]
+    fn what_stood_in_the_way_names_its_setting() {
+        type Case = (fn(&mut Record), bool, &'static str);
+        let cases: &[Case] = &[
+            (|night| drop(night.facts.totals.refused.insert("busy".into(), 50)), false, "limits.in_flight"),
+            (|night| drop(night.facts.totals.refused.insert("busy".into(), 1)), true, "limits.in_flight"),
+            (
+                |night| drop(night.facts.totals.refused.insert("too_fast".into(), 50)),
+                true,
+                "limits.per_buyer_per_s",
+            ),
+            (|night| night.facts.totals.click.p99_us = 9_000_000, false, "edge_threads"),
+            (|night| night.facts.totals.late_passes = 50, false, "pass.lead_s"),
+            (|night| night.facts.totals.late.p99_us = 900_000, true, "another machine"),
+            (|night| night.facts.totals.socket_wait.p99_us = 900_000, true, "--connections"),
+            (|night| night.facts.totals.gave_up = 50, false, "report"),
+            (
+                |night| night.outcome.histories.push(broken_tries("no answer in time")),
+                false,
+                "limits.in_flight",
+            ),
+            (
+                |night| night.outcome.histories.push(broken_tries("the connection broke")),
+                false,
+                "limits.connections",
+            ),
+        ];
+        for (falsify, holds, setting) in cases {
+            let said = change(falsify);
+            assert_eq!(said.holds, *holds, "{setting}: {said:?}");
+            assert!(said.changes.iter().any(|change| change.contains(setting)), "{setting}: {said:?}");
+            assert!(said.to_text().contains("What to change:"));
+        }
+    }
+
+    fn broken_tries(why: &str) -> History {
+        let told = |_| {
+            let (call, pass, why) = (Call::Try, None, why.to_owned());
+            Told { asked_us: 0, told_us: 1, what: What::Broken { call, pass, why } }
+        };
+        History { buyer: "unlucky".into(), events: (0..5).map(told).collect() }
+    }
+
+    #[test]
+    fn saturation_is_offered_against_answered() {
+        let said = change(|night| {
+            for (number, history) in (0..).zip(&mut night.outcome.histories) {
+                history.events[0].told_us = 1_000_000 + number * 100_000;
+            }
+        });
+        assert_eq!((said.offered_per_s, said.answered_per_s), (100, 10));
+        assert!(said.sentences[1].ends_with("that is where it saturates."), "{said:?}");
+    }
+
+    #[test]
+    fn stock_that_lasts_is_said_and_predicted() {
+        let said = change(|night| {
+            night.facts.totals.refused.clear();
+            let offer = &mut night.facts.after.as_mut().unwrap().offers[0];
+            (offer.stock, offer.free) = (20, 10);
+        });
+        assert_eq!(said.sells_out_within_ms, Some(1_800));
+        assert!(
+            said.sentences.last().unwrap().starts_with("At this pace it would sell out 1.8 s"),
+            "{said:?}"
+        );
+        let said = change(|night| {
+            night.facts.totals.refused.clear();
+            night.facts.totals.won = 100;
+            night.facts.after.as_mut().unwrap().offers[0].free = 3;
+        });
+        assert!(
+            said.sentences.last().unwrap().contains("everybody got one, and 3 of 10 units are left"),
+            "{said:?}"
+        );
+        let said = change(|night| night.outcome.histories.clear());
+        assert!(said.sentences.last().unwrap().starts_with("Nothing was sold"), "{said:?}");
+    }
+}

@@ -74,9 +74,10 @@ mod heavy {
             assert_exit(code, CLEAN, &format!("{}: {}", shipped.name, night["sentences"]));
             assert_eq!((&night["kept"], sentences(&night).len()), (&json!(true), 0), "{}", shipped.name);
             assert_eq!(night["summary"]["stock"], 20, "{}", shipped.name);
-            // Who cancels gives a unit back to nobody: everybody else has been told by then.
-            let cancelled = night["totals"]["cancelled"].as_u64().unwrap();
-            assert_eq!(night["summary"]["sold"].as_u64().unwrap() + cancelled, 20, "{}", shipped.name);
+            // Every unit went out; what was cancelled may have found somebody else, or nobody.
+            let (sold, cancelled) =
+                (night["summary"]["sold"].as_u64().unwrap(), night["totals"]["cancelled"].as_u64().unwrap());
+            assert!(sold <= 20 && sold + cancelled >= 20, "{}: {sold} + {cancelled}", shipped.name);
             if shipped.name == "half-pay" {
                 assert!(
                     night["totals"]["no_payment"].as_u64().unwrap() > 0
@@ -84,7 +85,11 @@ mod heavy {
                 );
             }
             let page = std::fs::read_to_string(&report).unwrap();
-            assert!(page.starts_with("<!doctype html>") && page.len() > 1_000, "{}", shipped.name);
+            assert!(
+                page.to_lowercase().starts_with("<!doctype html>") && page.len() > 10_000,
+                "{}",
+                shipped.name
+            );
             // The kept history is judged the same again.
             assert_exit(run(&["stampede", "check", &history, "--quiet"]).await, CLEAN, &shipped.name);
             spoil_and_check(Path::new(&history)).await;

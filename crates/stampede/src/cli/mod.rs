@@ -99,7 +99,8 @@ mod tests {
         let shop = FakeShop::open(manners);
         let (url, sale) = (format!("http://{}", shop.addr()), shop.sale().to_string());
         let secret = String::from_utf8(SECRET.to_vec()).unwrap();
-        let mut args = vec!["stampede", "run", "--url", &url, "--sale", &sale, "--secret", &secret, "--quiet"];
+        let mut args =
+            vec!["stampede", "run", "--url", &url, "--sale", &sale, "--secret", &secret, "--quiet"];
         args.extend(["--buyers", "40", "--within", "200ms", "--connections", "16", "--scenario"]);
         let scenario = std::env::temp_dir().join(format!("stampede-cli-{}.toml", std::process::id()));
         std::fs::write(&scenario, "title = \"t\"\n[arrival]\npages_ahead = \"200ms\"\n[[person]]\n").unwrap();
