@@ -466,6 +466,7 @@ fn the_page_is_well_formed_and_asks_for_nothing_outside() {
 fn empty_runs_and_a_single_buyer_have_a_report() {
     let empty = Run::of(Vec::new());
     check_page(&empty.html());
+    assert!(!empty.html().contains("Clean"), "nobody came, and it is called clean");
     assert_eq!(empty.with(json)["figures"]["funnel"]["arrived"], 0);
     let mut no_offers = Run::of(Vec::new());
     no_offers.stocks.clear();
@@ -601,7 +602,10 @@ fn a_sample_report_of_a_big_night_is_small_and_written() {
     run.stocks[0].2 = 95;
     write("violations.html", &run.html());
     write("empty.html", &Run::of(Vec::new()).html());
-    let big = night(200_000, 1_000).html();
+    let big = night(200_000, 1_000);
+    let started = crate::clock::monotonic_now();
+    let big = big.html();
+    println!("the page of 200,000 buyers took {:?} and {} bytes", started.elapsed(), big.len());
     check_page(&big);
     assert!(big.len() < 1_000_000, "{} bytes", big.len());
     write("big.html", &big);
