@@ -314,8 +314,7 @@ struct StockView {
 
 impl StockView {
     fn of(burns: &[&Burn], axis: Axis) -> Self {
-        let gone_us =
-            burns.iter().filter_map(|burn| burn.sold_out_us.or_else(|| burn.last_change_us())).max();
+        let gone_us = burns.iter().filter_map(|burn| burn.sold_out_us.or_else(|| burn.last_taken_us())).max();
         let until = gone_us.map_or(axis.seconds(axis.last_us), |us| axis.seconds(us)).max(0.0);
         let room = (until * 0.3).max(0.001);
         Self { axis, from: -room / 2.0, to: until + room, relative: burns.len() > 1 }

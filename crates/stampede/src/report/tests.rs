@@ -403,6 +403,42 @@ fn the_stock_goes_down_by_the_answers_and_shows_an_oversale() {
     assert_eq!(run.digest().stock[0].told.iter().map(|(_, left)| *left).min(), Some(-5));
 }
 
+/// Every third buyer wants another offer.
+fn night_of_three_offers() -> Run {
+    let mut run = night(3_000, 150);
+    let sizes = [(2_u128, "Feitian 53, 375 ml", 60), (3, "Zodiac set", 900)];
+    run.stocks.extend(sizes.map(|(id, name, stock)| (OfferId(id), name.to_owned(), stock)));
+    for (number, history) in (0_u128..).zip(&mut run.histories) {
+        let wanted = OfferId(number % 3 + 1);
+        for told in &mut history.events {
+            match &mut told.what {
+                What::Pass { offer, .. } | What::Refused { offer: Some(offer), .. } => *offer = wanted,
+                What::Order { order: seen, .. } | What::Looked { found: Some(seen), .. } => {
+                    seen.offer = wanted
+                }
+                _ => {}
+            }
+        }
+    }
+    run.stock.clear();
+    run
+}
+
+#[test]
+fn each_offer_has_its_own_stock_and_its_own_line() {
+    let run = night_of_three_offers();
+    let digest = run.digest();
+    let taken = digest.stock.iter().map(|burn| (burn.held + burn.returned as i64) as u64);
+    assert_eq!(taken.sum::<u64>(), digest.funnel.granted);
+    assert!(digest.stock[2].sold_out_us.is_none() && digest.stock.iter().all(|burn| burn.held > 0));
+    let grants = run.histories.iter().flat_map(|history| &history.events);
+    let last = grants.filter(|told| matches!(told.what, What::Order { .. })).map(|told| told.told_us).max();
+    assert_eq!(digest.stock.iter().filter_map(|burn| burn.last_taken_us()).max(), last);
+    let page = run.html();
+    check_page(&page);
+    assert!(page.contains("share of the stock") && page.contains("Zodiac set · 900\u{a0}units"));
+}
+
 #[test]
 fn deciles_hold_the_line_and_bots_are_told_apart() {
     let run = night(2_000, 40);
@@ -601,6 +637,7 @@ fn a_sample_report_of_a_big_night_is_small_and_written() {
     ];
     run.stocks[0].2 = 95;
     write("violations.html", &run.html());
+    write("offers.html", &night_of_three_offers().html());
     write("empty.html", &Run::of(Vec::new()).html());
     let big = night(200_000, 1_000);
     let started = crate::clock::monotonic_now();
