@@ -5,7 +5,7 @@ use super::calls::{Answer, Kind};
 use super::digest::{Digest, Latency, Role};
 use super::pictures::{self, Key, Picture, Shape};
 use super::words::{
-    count, cut, duration_us, escape, float, length, moment, number, push, share, three_digits,
+    count, cut, duration_us, escape, float, length, moment, noun, number, push, share, three_digits,
 };
 use super::{Input, Verdict};
 
@@ -169,10 +169,10 @@ fn numbers(out: &mut String, input: &Input<'_>, digest: &Digest) {
     let funnel = &digest.funnel;
     out.push_str("<dl class=\"numbers\">");
     let arrived = format!("{} of those asked for", share(funnel.arrived, u64::from(input.buyers)));
-    tile(out, "Buyers who came", &number(funnel.arrived), plural(funnel.arrived, "buyer"), &arrived, false);
+    tile(out, "Buyers who came", &number(funnel.arrived), &noun(funnel.arrived, "buyer"), &arrived, false);
     sold(out, digest);
     let tries = format!("{} per buyer who tried", per(funnel.tries, funnel.tried));
-    tile(out, "Tries", &number(funnel.tries), if funnel.tries == 1 { "try" } else { "tries" }, &tries, false);
+    tile(out, "Tries", &number(funnel.tries), &noun(funnel.tries, "try"), &tries, false);
     let peak = digest.series.peak_per_s;
     tile(
         out,
@@ -201,7 +201,7 @@ fn numbers(out: &mut String, input: &Input<'_>, digest: &Digest) {
         out,
         "Failed or no answer",
         &number(failed),
-        plural(failed, "call"),
+        &noun(failed, "call"),
         &format!("of {}", count(all, "call")),
         failed > 0,
     );
@@ -237,15 +237,6 @@ fn spread(latency: Option<&Latency>) -> String {
             format!("half within {}, the slowest {}", duration_us(latency.p50), duration_us(latency.max))
         },
     )
-}
-
-fn plural(amount: u64, one: &str) -> &str {
-    match (amount, one) {
-        (1, one) => one,
-        (_, "buyer") => "buyers",
-        (_, "call") => "calls",
-        (_, one) => one,
-    }
 }
 
 fn per(amount: u64, whole: u64) -> String {

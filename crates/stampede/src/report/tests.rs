@@ -146,6 +146,22 @@ impl Script {
         self.tell(at_us, took_us, What::Looked { id: self.order, found, last });
     }
 
+    /// Five of seven pay, one pays too late, one not yet.
+    fn wins(&mut self, number: u64, click_us: u64, answer_us: u64, took: &mut impl FnMut(f64) -> u64) {
+        self.granted(click_us, answer_us);
+        let (heard_us, recorded_us) = (click_us + answer_us, took(9_000.0));
+        self.look(heard_us + 150, recorded_us, State::AwaitingPayment, false);
+        let end = match number % 7 {
+            0 => State::Closed,
+            1 => State::AwaitingPayment,
+            _ => State::Paid,
+        };
+        if end == State::Paid {
+            self.look(heard_us + recorded_us, took(6_000_000.0), State::Paid, false);
+        }
+        self.look(LEAD_US + 60_000_000 + number, took(900.0), end, true);
+    }
+
     fn refused(&mut self, call: Call, at_us: u64, took_us: u64, code: Code) {
         let (status, code) = (code.status(), code.as_str().to_owned());
         let (offer, pass) = (Some(self.offer), Some(self.order));
@@ -201,38 +217,19 @@ fn night(buyers: u64, stock: u32) -> Run {
             }
         }
         if rank < stock as usize {
-            buyer.granted(click_us, answer_us);
-            let heard_us = click_us + answer_us;
-            let recorded_us = took(9_000.0);
-            buyer.look(heard_us + 150, recorded_us, State::AwaitingPayment, false);
-            let end = match number % 7 {
-                0 => State::Closed,
-                1 => State::AwaitingPayment,
-                _ => State::Paid,
-            };
-            if end == State::Paid {
-                buyer.look(heard_us + recorded_us, took(6_000_000.0), State::Paid, false);
-            }
-            buyer.look(LEAD_US + 60_000_000 + number, took(900.0), end, true);
+            buyer.wins(number, click_us, answer_us, &mut took);
         } else if number % 900 == 5 {
-            buyer.tell(
-                click_us,
-                5_000_000,
-                What::Broken { call: Call::Try, pass: Some(buyer.order), why: "timeout".into() },
-            );
+            let why = "timeout".into();
+            buyer.tell(click_us, 5_000_000, What::Broken { call: Call::Try, pass: Some(buyer.order), why });
             buyer.refused(Call::Try, click_us + 5_500_000, took(1_000.0), Code::SoldOut);
+        } else if rank % 40 == 0 {
+            buyer.refused(Call::Try, click_us, took(700.0), Code::Busy);
+            buyer.refused(Call::Try, click_us + 520_000 + took(60_000.0), answer_us, Code::SoldOut);
         } else {
-            if rank % 40 == 0 {
-                buyer.refused(Call::Try, click_us, took(700.0), Code::Busy);
-                buyer.refused(Call::Try, click_us + 520_000 + took(60_000.0), answer_us, Code::SoldOut);
-            } else {
-                buyer.refused(Call::Try, click_us, answer_us, Code::SoldOut);
-            }
-            if bot {
-                for again in 1..5 {
-                    let code = if again < 3 { Code::SoldOut } else { Code::TooFast };
-                    buyer.refused(Call::Try, click_us + again * 110_000, took(800.0), code);
-                }
+            buyer.refused(Call::Try, click_us, answer_us, Code::SoldOut);
+            for again in 1..if bot { 5 } else { 1 } {
+                let code = if again < 3 { Code::SoldOut } else { Code::TooFast };
+                buyer.refused(Call::Try, click_us + again * 110_000, took(800.0), code);
             }
         }
         made.push((number, if bot { "bot" } else { "human" }, buyer.history));

@@ -23,13 +23,16 @@ pub(super) fn number(number: u64) -> String {
 
 /// `1 buyer`, `20,000 buyers`.
 pub(super) fn count(amount: u64, one: &str) -> String {
-    let plural = match one {
-        _ if amount == 1 => String::new(),
-        "try" => "ies".into(),
-        _ => "s".into(),
-    };
-    let stem = if amount != 1 && one == "try" { "tr" } else { one };
-    format!("{}{NBSP}{stem}{plural}", number(amount))
+    format!("{}{NBSP}{}", number(amount), noun(amount, one))
+}
+
+/// `buyer`, `buyers`, `tries`.
+pub(super) fn noun(amount: u64, one: &str) -> String {
+    match (amount, one.strip_suffix('y')) {
+        (1, _) => one.to_owned(),
+        (_, Some(stem)) => format!("{stem}ies"),
+        (_, None) => format!("{one}s"),
+    }
 }
 
 /// Three digits that matter: `870 µs`, `12.4 ms`, `1.24 s`, `15.0 min`.
