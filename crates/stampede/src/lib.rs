@@ -1,6 +1,8 @@
 //! The crowd: simulated buyers who know the shop only by its public HTTP API, a generator that drives the same API
 //! as hard as it can, and a judge of what the buyers were told.
 
+#![cfg_attr(test, allow(clippy::as_conversions, reason = "tests count in small numbers"))]
+
 /// The one place that reads the time.
 pub mod clock;
 

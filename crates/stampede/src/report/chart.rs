@@ -7,7 +7,7 @@ use super::words::{escape, push};
 /// shrinks, they take more of these: the margins leave room for that.
 const WIDTH: f64 = 480.0;
 const HEIGHT: f64 = 290.0;
-const LEFT: f64 = 58.0;
+const LEFT: f64 = 62.0;
 const RIGHT: f64 = 18.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 56.0;
@@ -311,7 +311,7 @@ mod tests {
         let mut chart = Chart::new("a", "t", "d", scale("x"), scale("y"));
         chart.line("c", [(-5.0, 20.0), (50.0, f64::NAN)]);
         let svg = chart.finish();
-        assert!(svg.contains("d=\"M58.0 34.0L462.0 234.0\""), "{svg}");
+        assert!(svg.contains("d=\"M62.0 34.0L462.0 234.0\""), "{svg}");
     }
 
     #[test]
@@ -321,6 +321,6 @@ mod tests {
         chart.band("c", &[0.0, 1.0, 2.0, 3.0, 4.0], &[0.0; 4], &[1.0, 0.0, 2.0, 2.0]);
         let svg = chart.finish();
         assert_eq!(svg.matches("class=\"band c\"").count(), 2);
-        assert!(svg.contains("M260.0 134.0H361.0H462.0V234.0H361.0H260.0Z"), "{svg}");
+        assert!(svg.contains("M262.0 134.0H362.0H462.0V234.0H362.0H262.0Z"), "{svg}");
     }
 }

@@ -185,35 +185,42 @@ fn curve(values: &[u64]) -> Vec<(u64, u64, u64)> {
 }
 
 fn answers(histories: &[History]) -> Vec<AnswerRow> {
-    let mut rows: BTreeMap<(Kind, u16, &str), (Answer, u64, Vec<u64>)> = BTreeMap::new();
+    let mut rows: BTreeMap<(Kind, u16, &str), Tally> = BTreeMap::new();
     for told in histories.iter().flat_map(|history| &history.events) {
         let Some(Exchange { kind, answer, status, code, timed }) = exchange(&told.what) else { continue };
         let mut key = (kind, status, code);
         if rows.len() >= CODES_MAX && !rows.contains_key(&key) {
             key = (kind, status, OTHER);
         }
-        let (_, count, latency) = rows.entry(key).or_insert((answer, 0, Vec::new()));
-        *count += 1;
+        let tally = rows.entry(key).or_insert(Tally { answer, count: 0, latency_us: Vec::new() });
+        tally.count += 1;
         if timed {
-            latency.push(told.told_us.saturating_sub(told.asked_us));
+            tally.latency_us.push(told.told_us.saturating_sub(told.asked_us));
         }
     }
-    let row =
-        |((call, status, code), (kind, count, latency)): ((Kind, u16, &str), (Answer, u64, Vec<u64>))| {
-            AnswerRow { call, kind, status, code: code.to_owned(), count, latency_us: Latency::of(latency) }
-        };
+    let row = |((call, status, code), tally): (_, Tally)| {
+        let Tally { answer: kind, count, latency_us } = tally;
+        let code = String::from(code);
+        AnswerRow { call, kind, status, code, count, latency_us: Latency::of(latency_us) }
+    };
     rows.into_iter().map(row).collect()
 }
 
+struct Tally {
+    answer: Answer,
+    count: u64,
+    latency_us: Vec<u64>,
+}
+
 fn latency_by_kind(histories: &[History]) -> BTreeMap<Kind, Latency> {
-    let of = |wanted: Kind| {
-        let events = histories.iter().flat_map(|history| &history.events);
-        let timed = events.filter(|told| {
-            exchange(&told.what).is_some_and(|exchange| exchange.timed && exchange.kind == wanted)
-        });
-        Latency::of(timed.map(|told| told.told_us.saturating_sub(told.asked_us)).collect())
-    };
-    Kind::ALL.into_iter().map(|kind| (kind, of(kind))).collect()
+    let mut values: BTreeMap<Kind, Vec<u64>> = Kind::ALL.into_iter().map(|kind| (kind, Vec::new())).collect();
+    for told in histories.iter().flat_map(|history| &history.events) {
+        let timed = exchange(&told.what).filter(|exchange| exchange.timed);
+        if let Some(values) = timed.and_then(|exchange| values.get_mut(&exchange.kind)) {
+            values.push(told.told_us.saturating_sub(told.asked_us));
+        }
+    }
+    values.into_iter().map(|(kind, values)| (kind, Latency::of(values))).collect()
 }
 
 impl Buyer {
@@ -230,9 +237,9 @@ impl Buyer {
                     buyer.clicks(told.asked_us);
                 }
                 What::Refused { call: Call::Try, code, .. } => {
-                    buyer.tries += 1;
-                    if code != Code::NotOpen.as_str() {
-                        buyer.tries -= 1;
+                    if code == Code::NotOpen.as_str() {
+                        buyer.tries += 1;
+                    } else {
                         buyer.clicks(told.asked_us);
                     }
                     refused_us = Some(told.told_us);

@@ -2,9 +2,11 @@
 //! nothing outside itself and holds no script (its policy forbids both).
 
 use super::calls::{Answer, Kind};
-use super::digest::{Digest, Latency};
+use super::digest::{Digest, Latency, Role};
 use super::pictures::{self, Key, Picture, Shape};
-use super::words::{count, cut, duration_us, escape, float, length, number, push, share, three_digits};
+use super::words::{
+    count, cut, duration_us, escape, float, length, moment, noun, number, push, share, three_digits,
+};
 use super::{Input, Verdict};
 
 /// Findings that are written out; the JSON has all.
@@ -13,6 +15,10 @@ const FINDINGS_MAX: usize = 50;
 const OFFERS_MAX: usize = 20;
 /// Longer names and sentences from outside are cut, in characters.
 const TEXT_MAX: usize = 400;
+/// A reason of a loss, in characters.
+const REASON_MAX: usize = 60;
+/// Kinds of buyers that get a sentence.
+const ROLES_MAX: usize = 4;
 /// Of a scenario's text, in characters.
 const SCENARIO_MAX: usize = 20_000;
 /// With fewer arrivals in time, in percent, the figures tell of the generator.
@@ -59,8 +65,8 @@ fn head(out: &mut String, input: &Input<'_>) {
          <label><input type=\"radio\" name=\"theme\" id=\"theme-dark\"/>Dark</label></fieldset></header>\n",
             count(u64::from(input.buyers), "buyer"),
             escape(&cut(input.url, TEXT_MAX)),
-            input.started_at,
-            input.opened_at,
+            moment(input.started_at),
+            moment(input.opened_at),
             duration_us(crate::clock::micros(input.elapsed)),
         ),
     );
@@ -72,6 +78,13 @@ fn verdict(out: &mut String, input: &Input<'_>) {
     const OPEN: &str = "<circle cx=\"22\" cy=\"22\" r=\"19\"/><path d=\"M14 22h16\"/>";
     let told = count(length(input.histories.len()), "buyer");
     let (class, sign, sentence, more) = match input.verdict {
+        // Nothing was promised, so nothing was kept.
+        Verdict::Judged([]) if input.histories.is_empty() => (
+            "open",
+            OPEN,
+            "Not judged: nobody came.".to_owned(),
+            "A run without buyers proves nothing.".to_owned(),
+        ),
         Verdict::Judged([]) => {
             let more = "No unit was promised twice, no order was lost, nobody was left without an end.";
             ("clean", GOOD, format!("Clean: what {told} were told holds together."), more.to_owned())
@@ -156,10 +169,10 @@ fn numbers(out: &mut String, input: &Input<'_>, digest: &Digest) {
     let funnel = &digest.funnel;
     out.push_str("<dl class=\"numbers\">");
     let arrived = format!("{} of those asked for", share(funnel.arrived, u64::from(input.buyers)));
-    tile(out, "Buyers who came", &number(funnel.arrived), plural(funnel.arrived, "buyer"), &arrived, false);
+    tile(out, "Buyers who came", &number(funnel.arrived), &noun(funnel.arrived, "buyer"), &arrived, false);
     sold(out, digest);
     let tries = format!("{} per buyer who tried", per(funnel.tries, funnel.tried));
-    tile(out, "Tries", &number(funnel.tries), if funnel.tries == 1 { "try" } else { "tries" }, &tries, false);
+    tile(out, "Tries", &number(funnel.tries), &noun(funnel.tries, "try"), &tries, false);
     let peak = digest.series.peak_per_s;
     tile(
         out,
@@ -188,7 +201,7 @@ fn numbers(out: &mut String, input: &Input<'_>, digest: &Digest) {
         out,
         "Failed or no answer",
         &number(failed),
-        plural(failed, "call"),
+        &noun(failed, "call"),
         &format!("of {}", count(all, "call")),
         failed > 0,
     );
@@ -226,15 +239,6 @@ fn spread(latency: Option<&Latency>) -> String {
     )
 }
 
-fn plural(amount: u64, one: &str) -> &str {
-    match (amount, one) {
-        (1, one) => one,
-        (_, "buyer") => "buyers",
-        (_, "call") => "calls",
-        (_, one) => one,
-    }
-}
-
 fn per(amount: u64, whole: u64) -> String {
     if whole == 0 { "–".into() } else { three_digits(float(amount) / float(whole)) }
 }
@@ -269,11 +273,14 @@ fn stage(
 ) {
     let width = if full == 0 { 0.0 } else { float(buyers) * 100.0 / float(full) };
     let total: u64 = lost.iter().map(|(_, count)| count).sum();
-    let reasons: Vec<String> =
-        lost.iter().map(|(why, count)| format!("{} {}", cut(why, 60), number(*count))).collect();
-    let loss = match (total, reasons.as_slice()) {
-        (0, _) => more.trim_end().to_owned(),
-        (_, [one]) => format!("{more}Then lost: {one}"),
+    let reasons: Vec<String> = match lost {
+        [(why, _)] => vec![cut(why, REASON_MAX)],
+        lost => {
+            lost.iter().map(|(why, count)| format!("{} {}", cut(why, REASON_MAX), number(*count))).collect()
+        }
+    };
+    let loss = match total {
+        0 => more.trim_end().to_owned(),
         _ => format!("{more}Then lost: {} ({})", count(total, "buyer"), reasons.join(", ")),
     };
     push(
@@ -313,9 +320,9 @@ fn swatch(Key { shape, class, .. }: &Key) -> String {
 /// Offers and kinds of buyers.
 fn who(out: &mut String, input: &Input<'_>, digest: &Digest) {
     out.push_str(
-        "<h2>Offers and buyers</h2>\n<div class=\"two\"><section class=\"card scroll\"><h3>Offers</h3>",
+        "<h2>Offers and buyers</h2>\n<div class=\"two\"><section class=\"card scroll\"><h3>Offers, in units</h3>",
     );
-    out.push_str("<table><thead><tr><th scope=\"col\">offer</th><th scope=\"col\" class=\"n\">stock, units</th><th scope=\"col\" class=\"n\">taken, units</th><th scope=\"col\" class=\"n\">sold out after</th></tr></thead><tbody>");
+    out.push_str("<table><thead><tr><th scope=\"col\">offer</th><th scope=\"col\" class=\"n\">stock</th><th scope=\"col\" class=\"n\">taken</th><th scope=\"col\" class=\"n\">sold out after</th></tr></thead><tbody>");
     for burn in digest.stock.iter().take(OFFERS_MAX) {
         let after = burn
             .sold_out_us
@@ -323,7 +330,7 @@ fn who(out: &mut String, input: &Input<'_>, digest: &Digest) {
         push(
             out,
             format_args!(
-                "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{after}</td></tr>",
+                "<tr><td class=\"name\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{after}</td></tr>",
                 escape(&cut(&burn.name, TEXT_MAX)),
                 number(u64::from(burn.stock)),
                 number(burn.held.max(0).unsigned_abs())
@@ -356,7 +363,7 @@ fn who(out: &mut String, input: &Input<'_>, digest: &Digest) {
         push(
             out,
             format_args!(
-                "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n wide\">{}</td></tr>",
+                "<tr><td class=\"name\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n wide\">{}</td></tr>",
                 escape(&cut(&role.name, TEXT_MAX)),
                 number(role.buyers),
                 number(role.tries),
@@ -366,7 +373,22 @@ fn who(out: &mut String, input: &Input<'_>, digest: &Digest) {
             ),
         );
     }
-    out.push_str("</tbody></table></section></div>\n");
+    out.push_str("</tbody></table>");
+    let sentences: Vec<String> =
+        digest.roles.iter().take(ROLES_MAX).map(|role| role_sentence(role, digest)).collect();
+    push(out, format_args!("<p class=\"small soft\">{}</p></section></div>\n", escape(&sentences.join(" "))));
+}
+
+fn role_sentence(role: &Role, digest: &Digest) -> String {
+    let winners: u64 = digest.roles.iter().map(|role| role.winners).sum();
+    let buyers: u64 = digest.roles.iter().map(|role| role.buyers).sum();
+    format!(
+        "{}: {} of the buyers, {} of the tries, {} of the winners.",
+        cut(&role.name, REASON_MAX),
+        share(role.buyers, buyers),
+        share(role.tries, digest.funnel.tries),
+        share(role.winners, winners)
+    )
 }
 
 fn answers(out: &mut String, digest: &Digest) {
@@ -379,7 +401,7 @@ fn answers(out: &mut String, digest: &Digest) {
         push(
             out,
             format_args!(
-                "<tr><td>{}</td><td><svg viewBox=\"0 0 10 10\" aria-hidden=\"true\"><rect class=\"c-{}\" width=\"10\" height=\"10\" rx=\"2\"/></svg>{}</td><td class=\"n\">{status}</td><td class=\"n\">{}</td><td class=\"n wide\">{}</td><td class=\"n wide\">{}</td><td class=\"n\">{}</td></tr>",
+                "<tr><td>{}</td><td><svg viewBox=\"0 0 10 10\" aria-hidden=\"true\"><rect class=\"c-{}\" width=\"10\" height=\"10\" rx=\"2\"/></svg><span class=\"name\">{}</span></td><td class=\"n\">{status}</td><td class=\"n\">{}</td><td class=\"n wide\">{}</td><td class=\"n wide\">{}</td><td class=\"n\">{}</td></tr>",
                 row.call.name(),
                 row.kind.name(),
                 escape(&cut(&row.code.replace('_', " "), 80)),
@@ -443,11 +465,20 @@ fn trust(out: &mut String, input: &Input<'_>) {
         out,
         format_args!(
             "<section class=\"card\" style=\"margin-top:16px\"><h3>The same again</h3><pre>{}</pre><h3>Scenario {}</h3><pre>{}</pre></section>\n",
-            escape(&cut(input.command, SCENARIO_MAX)),
+            escape(&cut(&by_lines(input.command), SCENARIO_MAX)),
             escape(&cut(input.scenario.name, TEXT_MAX)),
             escape(&cut(input.scenario.text, SCENARIO_MAX))
         ),
     );
+}
+
+/// One option per line, as a shell takes it; left alone where a line break could stand inside quotes.
+fn by_lines(command: &str) -> String {
+    if command.contains(['\'', '"', '\\', '\n']) {
+        command.to_owned()
+    } else {
+        command.replace(" --", " \\\n  --")
+    }
 }
 
 fn kept_up(input: &Input<'_>) -> bool {

@@ -8,7 +8,8 @@ use super::fairness::Part;
 use super::series::{Axis, Series};
 use super::stock::Burn;
 use super::words::{
-    compact, count, cut, duration_us, float, float_signed, length, number, percent, three_digits,
+    compact, count, cut, duration_us, float, float_signed, length, number, percent, round_duration_us,
+    three_digits,
 };
 
 /// Offers that get a line of their own.
@@ -80,7 +81,7 @@ fn answers(id: &str, title: &str, series: &Series, axis: Axis) -> Picture {
     let sent = series.sent.iter().map(|sent| series.per_second(*sent));
     let top = low.iter().copied().chain(sent.clone()).fold(1.0, f64::max);
     let (from, to) = (edges.first().copied().unwrap_or(0.0), edges.last().copied().unwrap_or(1.0));
-    let bin = duration_us(series.width_us);
+    let bin = round_duration_us(series.width_us);
     let total: u64 = present.iter().flat_map(|(_, bins)| bins.iter()).sum();
     let text = format!(
         "{} from {} to {} since {}, stacked by kind, in steps of {bin}. Highest: {} per second.",
@@ -313,8 +314,7 @@ struct StockView {
 
 impl StockView {
     fn of(burns: &[&Burn], axis: Axis) -> Self {
-        let gone_us =
-            burns.iter().filter_map(|burn| burn.sold_out_us.or_else(|| burn.last_change_us())).max();
+        let gone_us = burns.iter().filter_map(|burn| burn.sold_out_us.or_else(|| burn.last_taken_us())).max();
         let until = gone_us.map_or(axis.seconds(axis.last_us), |us| axis.seconds(us)).max(0.0);
         let room = (until * 0.3).max(0.001);
         Self { axis, from: -room / 2.0, to: until + room, relative: burns.len() > 1 }
@@ -382,23 +382,8 @@ pub(super) fn sold_out_sentence(burn: &Burn, axis: Axis) -> String {
 fn fairness(digest: &Digest, title: &str) -> Picture {
     let fairness = &digest.fairness;
     let parts = &fairness.deciles;
-    let names = ["first 10 %", "", "", "", "", "", "", "", "", "last 10 %"];
-    let ticks = (0_u8..).zip(names).map(|(decile, name)| (f64::from(decile) + 0.5, name.to_owned()));
-    let ticks = ticks
-        .map(|(at, name)| {
-            (
-                if at < 1.0 {
-                    1.0
-                } else if at > 9.0 {
-                    9.0
-                } else {
-                    at
-                },
-                name,
-            )
-        })
-        .filter(|(_, name)| !name.is_empty())
-        .collect();
+    // Not in the middle of their bars, where they would stick out of the picture.
+    let ticks = [(1.0, "first 10 %"), (9.0, "last 10 %")].map(|(at, name)| (at, name.to_owned())).into();
     let x = Scale::with_ticks("place in line", 0.0, 10.0, ticks);
     let chart = rates("fairness", title, &fairness.sentence(), x, parts, fairness.chance());
     let caption = format!(

@@ -79,11 +79,11 @@ impl Burn {
         }
     }
 
-    /// Up to where something happens.
-    pub fn last_change_us(&self) -> Option<u64> {
+    /// When a unit was last taken.
+    pub fn last_taken_us(&self) -> Option<u64> {
         let last = |line: &[(u64, i64)]| {
-            let end = line.last()?.1;
-            line.iter().rposition(|(_, left)| *left != end).and_then(|at| line.get(at + 1)).map(|(us, _)| *us)
+            let pairs = line.iter().zip(line.iter().skip(1));
+            pairs.filter(|(before, after)| after.1 < before.1).map(|(_, (at_us, _))| *at_us).next_back()
         };
         last(&self.told).max(last(&self.sampled))
     }

@@ -156,6 +156,22 @@ impl Script {
         self.tell(at_us, took_us, What::Looked { id: self.order, found, last });
     }
 
+    /// Five of seven pay, one pays too late, one not yet.
+    fn wins(&mut self, number: u64, click_us: u64, answer_us: u64, took: &mut impl FnMut(f64) -> u64) {
+        self.granted(click_us, answer_us);
+        let (heard_us, recorded_us) = (click_us + answer_us, took(9_000.0));
+        self.look(heard_us + 150, recorded_us, State::AwaitingPayment, false);
+        let end = match number % 7 {
+            0 => State::Closed,
+            1 => State::AwaitingPayment,
+            _ => State::Paid,
+        };
+        if end == State::Paid {
+            self.look(heard_us + recorded_us, took(6_000_000.0), State::Paid, false);
+        }
+        self.look(LEAD_US + 60_000_000 + number, took(900.0), end, true);
+    }
+
     fn refused(&mut self, call: Call, at_us: u64, took_us: u64, code: Code) {
         let (status, code) = (code.status(), code.as_str().to_owned());
         let (offer, pass) = (Some(self.offer), Some(self.order));
@@ -211,38 +227,19 @@ fn night(buyers: u64, stock: u32) -> Run {
             }
         }
         if rank < stock as usize {
-            buyer.granted(click_us, answer_us);
-            let heard_us = click_us + answer_us;
-            let recorded_us = took(9_000.0);
-            buyer.look(heard_us + 150, recorded_us, State::AwaitingPayment, false);
-            let end = match number % 7 {
-                0 => State::Closed,
-                1 => State::AwaitingPayment,
-                _ => State::Paid,
-            };
-            if end == State::Paid {
-                buyer.look(heard_us + recorded_us, took(6_000_000.0), State::Paid, false);
-            }
-            buyer.look(LEAD_US + 60_000_000 + number, took(900.0), end, true);
+            buyer.wins(number, click_us, answer_us, &mut took);
         } else if number % 900 == 5 {
-            buyer.tell(
-                click_us,
-                5_000_000,
-                What::Broken { call: Call::Try, pass: Some(buyer.order), why: "timeout".into() },
-            );
+            let why = "timeout".into();
+            buyer.tell(click_us, 5_000_000, What::Broken { call: Call::Try, pass: Some(buyer.order), why });
             buyer.refused(Call::Try, click_us + 5_500_000, took(1_000.0), Code::SoldOut);
+        } else if rank % 40 == 0 {
+            buyer.refused(Call::Try, click_us, took(700.0), Code::Busy);
+            buyer.refused(Call::Try, click_us + 520_000 + took(60_000.0), answer_us, Code::SoldOut);
         } else {
-            if rank % 40 == 0 {
-                buyer.refused(Call::Try, click_us, took(700.0), Code::Busy);
-                buyer.refused(Call::Try, click_us + 520_000 + took(60_000.0), answer_us, Code::SoldOut);
-            } else {
-                buyer.refused(Call::Try, click_us, answer_us, Code::SoldOut);
-            }
-            if bot {
-                for again in 1..5 {
-                    let code = if again < 3 { Code::SoldOut } else { Code::TooFast };
-                    buyer.refused(Call::Try, click_us + again * 110_000, took(800.0), code);
-                }
+            buyer.refused(Call::Try, click_us, answer_us, Code::SoldOut);
+            for again in 1..if bot { 5 } else { 1 } {
+                let code = if again < 3 { Code::SoldOut } else { Code::TooFast };
+                buyer.refused(Call::Try, click_us + again * 110_000, took(800.0), code);
             }
         }
         made.push((number, if bot { "bot" } else { "human" }, buyer.history));
@@ -413,6 +410,42 @@ fn the_stock_goes_down_by_the_answers_and_shows_an_oversale() {
     assert_eq!(run.digest().stock[0].told.iter().map(|(_, left)| *left).min(), Some(-5));
 }
 
+/// Every third buyer wants another offer.
+fn night_of_three_offers() -> Run {
+    let mut run = night(3_000, 150);
+    let sizes = [(2_u128, "Feitian 53, 375 ml", 60), (3, "Zodiac set", 900)];
+    run.stocks.extend(sizes.map(|(id, name, stock)| (OfferId(id), name.to_owned(), stock)));
+    for (number, history) in (0_u128..).zip(&mut run.histories) {
+        let wanted = OfferId(number % 3 + 1);
+        for told in &mut history.events {
+            match &mut told.what {
+                What::Pass { offer, .. } | What::Refused { offer: Some(offer), .. } => *offer = wanted,
+                What::Order { order: seen, .. } | What::Looked { found: Some(seen), .. } => {
+                    seen.offer = wanted
+                }
+                _ => {}
+            }
+        }
+    }
+    run.stock.clear();
+    run
+}
+
+#[test]
+fn each_offer_has_its_own_stock_and_its_own_line() {
+    let run = night_of_three_offers();
+    let digest = run.digest();
+    let taken = digest.stock.iter().map(|burn| (burn.held + burn.returned as i64) as u64);
+    assert_eq!(taken.sum::<u64>(), digest.funnel.granted);
+    assert!(digest.stock[2].sold_out_us.is_none() && digest.stock.iter().all(|burn| burn.held > 0));
+    let grants = run.histories.iter().flat_map(|history| &history.events);
+    let last = grants.filter(|told| matches!(told.what, What::Order { .. })).map(|told| told.told_us).max();
+    assert_eq!(digest.stock.iter().filter_map(|burn| burn.last_taken_us()).max(), last);
+    let page = run.html();
+    check_page(&page);
+    assert!(page.contains("share of the stock") && page.contains("Zodiac set · 900\u{a0}units"));
+}
+
 #[test]
 fn deciles_hold_the_line_and_bots_are_told_apart() {
     let run = night(2_000, 40);
@@ -476,6 +509,7 @@ fn the_page_is_well_formed_and_asks_for_nothing_outside() {
 fn empty_runs_and_a_single_buyer_have_a_report() {
     let empty = Run::of(Vec::new());
     check_page(&empty.html());
+    assert!(!empty.html().contains("Clean"), "nobody came, and it is called clean");
     assert_eq!(empty.with(json)["figures"]["funnel"]["arrived"], 0);
     let mut no_offers = Run::of(Vec::new());
     no_offers.stocks.clear();
@@ -610,8 +644,12 @@ fn a_sample_report_of_a_big_night_is_small_and_written() {
     ];
     run.stocks[0].2 = 95;
     write("violations.html", &run.html());
+    write("offers.html", &night_of_three_offers().html());
     write("empty.html", &Run::of(Vec::new()).html());
-    let big = night(200_000, 1_000).html();
+    let big = night(200_000, 1_000);
+    let started = crate::clock::monotonic_now();
+    let big = big.html();
+    println!("the page of 200,000 buyers took {:?} and {} bytes", started.elapsed(), big.len());
     check_page(&big);
     assert!(big.len() < 1_000_000, "{} bytes", big.len());
     write("big.html", &big);

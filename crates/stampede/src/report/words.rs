@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use rules::time::UnixMs;
+
 /// Between a number and its unit: they stay on one line.
 const NBSP: char = '\u{a0}';
 const TWO_TO_32: f64 = 4_294_967_296.0;
@@ -21,13 +23,16 @@ pub(super) fn number(number: u64) -> String {
 
 /// `1 buyer`, `20,000 buyers`.
 pub(super) fn count(amount: u64, one: &str) -> String {
-    let plural = match one {
-        _ if amount == 1 => String::new(),
-        "try" => "ies".into(),
-        _ => "s".into(),
-    };
-    let stem = if amount != 1 && one == "try" { "tr" } else { one };
-    format!("{}{NBSP}{stem}{plural}", number(amount))
+    format!("{}{NBSP}{}", number(amount), noun(amount, one))
+}
+
+/// `buyer`, `buyers`, `tries`.
+pub(super) fn noun(amount: u64, one: &str) -> String {
+    match (amount, one.strip_suffix('y')) {
+        (1, _) => one.to_owned(),
+        (_, Some(stem)) => format!("{stem}ies"),
+        (_, None) => format!("{one}s"),
+    }
 }
 
 /// Three digits that matter: `870 µs`, `12.4 ms`, `1.24 s`, `15.0 min`.
@@ -40,6 +45,23 @@ pub(super) fn duration_us(us: u64) -> String {
         _ => (us / 60e6, "min"),
     };
     format!("{}{NBSP}{unit}", three_digits(value))
+}
+
+/// A round duration without the digits that say nothing: `10 ms`.
+pub(super) fn round_duration_us(us: u64) -> String {
+    let text = duration_us(us);
+    let Some((value, unit)) = text.split_once(NBSP) else { return text };
+    let value = if value.contains('.') { value.trim_end_matches('0').trim_end_matches('.') } else { value };
+    format!("{value}{NBSP}{unit}")
+}
+
+/// `2026-12-01 12:00:00 UTC`.
+pub(super) fn moment(at: UnixMs) -> String {
+    let text = at.to_string();
+    match (text.get(..10), text.get(11..19)) {
+        (Some(date), Some(time)) => format!("{date} {time}{NBSP}UTC"),
+        _ => text,
+    }
 }
 
 pub(super) fn three_digits(value: f64) -> String {
@@ -156,6 +178,11 @@ mod tests {
             durations.map(duration_us).map(|text| text.replace('\u{a0}', " ")),
             ["0 µs", "870 µs", "1.24 ms", "12.4 ms", "124 ms", "1000 ms", "1.24 s", "62.0 s", "15.0 min"]
         );
+        assert_eq!(
+            [10_000, 1_500_000, 200].map(round_duration_us),
+            ["10\u{a0}ms", "1.5\u{a0}s", "200\u{a0}µs"]
+        );
+        assert_eq!(moment(UnixMs(1_796_126_400_000)), "2026-12-01 12:00:00\u{a0}UTC");
         assert_eq!([0.0, 500.0, 20_000.0, 1_500_000.0].map(compact), ["0", "500", "20k", "1.5M"]);
     }
 
