@@ -509,13 +509,9 @@ mod tests {
     fn what_stood_in_the_way_names_its_setting() {
         type Case = (fn(&mut Record), bool, &'static str);
         let cases: &[Case] = &[
-            (|night| drop(night.facts.totals.refused.insert("busy".into(), 50)), false, "limits.in_flight"),
-            (|night| drop(night.facts.totals.refused.insert("busy".into(), 1)), true, "limits.in_flight"),
-            (
-                |night| drop(night.facts.totals.refused.insert("too_fast".into(), 50)),
-                true,
-                "limits.per_buyer_per_s",
-            ),
+            (|night| tell(night, "busy", 50), false, "limits.in_flight"),
+            (|night| tell(night, "busy", 1), true, "limits.in_flight"),
+            (|night| tell(night, "too_fast", 50), true, "limits.per_buyer_per_s"),
             (|night| night.facts.totals.click.p99_us = 9_000_000, false, "edge_threads"),
             (|night| night.facts.totals.late_passes = 50, false, "pass.lead_s"),
             (|night| night.facts.totals.late.p99_us = 900_000, true, "another machine"),
@@ -538,6 +534,10 @@ mod tests {
             assert!(said.changes.iter().any(|change| change.contains(setting)), "{setting}: {said:?}");
             assert!(said.to_text().contains("What to change:"));
         }
+    }
+
+    fn tell(night: &mut Record, code: &str, times: u64) {
+        night.facts.totals.refused.insert(code.to_owned(), times);
     }
 
     fn broken_tries(why: &str) -> History {

@@ -138,7 +138,8 @@ impl<S: AsyncFn() -> anyhow::Result<Option<Stats>>> View<'_, S> {
             Shown::Lines { last, due } => {
                 let (now, counts) = (self.clock.instant(), look.counts());
                 if now >= *due && counts != *last {
-                    say::answer(&format!("{:<16} {counts}  {}", look.when(), look.latency()).trim_end());
+                    let line = format!("{:<16} {counts}  {}", look.when(), look.latency());
+                    say::answer(line.trim_end());
                     (*last, *due) = (counts, now + LINES_EVERY);
                 }
             }

@@ -60,9 +60,7 @@ impl Rehearse {
         self.target.sale = copy.id;
         let performed = tokio::select! {
             performed = Box::pin(self.perform(&copy, open_in)) => performed,
-            interrupted = tokio::signal::ctrl_c() => {
-                Err(interrupted.err().map_or_else(|| anyhow::anyhow!("interrupted"), Into::into))
-            }
+            interrupted = interrupted() => Err(interrupted),
         };
         // Also after a failure: a copy that stays open would be a sale nobody knows of.
         let ended = operator.end(copy.id).await;
@@ -102,6 +100,21 @@ impl Rehearse {
         arrival.pages_ahead = open_in;
         arrival.passes_ahead = open_in.min(PASSES_AHEAD);
         visit.perform().await
+    }
+}
+
+/// Waits until somebody wants the process to end: the copy must not outlive it.
+async fn interrupted() -> anyhow::Error {
+    use tokio::signal::unix::{SignalKind, signal};
+    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
+        (Ok(mut interrupt), Ok(mut terminate)) => {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            anyhow::anyhow!("interrupted; the copy of the sale was ended")
+        }
+        (Err(error), _) | (_, Err(error)) => error.into(),
     }
 }
 
