@@ -536,15 +536,22 @@ fn thread_cpu() -> Duration {
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
         text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
     };
-    let ticks = || {
-        let text = std::fs::read_to_string("/proc/thread-self/stat").ok()?;
-        // The name in parentheses may hold anything; user and system time are the 12th and 13th field after it.
-        let (_, after_name) = text.rsplit_once(") ")?;
-        let mut fields = after_name.split_whitespace().skip(11).map(|field| field.parse::<u64>().ok());
-        let ticks = fields.next()??.saturating_add(fields.next()??);
-        Some(Duration::from_millis(ticks.saturating_mul(1_000 / CPU_TICKS_PER_S)))
-    };
-    nanoseconds().or_else(ticks).unwrap_or_default()
+    nanoseconds().or_else(|| ticks("/proc/thread-self/stat")).unwrap_or_default()
+}
+
+/// CPU time of this process, all threads together.
+#[must_use]
+pub fn process_cpu() -> Duration {
+    ticks("/proc/self/stat").unwrap_or_default()
+}
+
+fn ticks(file: &str) -> Option<Duration> {
+    let text = std::fs::read_to_string(file).ok()?;
+    // The name in parentheses may hold anything; user and system time are the 12th and 13th field after it.
+    let (_, after_name) = text.rsplit_once(") ")?;
+    let mut fields = after_name.split_whitespace().skip(11).map(|field| field.parse::<u64>().ok());
+    let ticks = fields.next()??.saturating_add(fields.next()??);
+    Some(Duration::from_millis(ticks.saturating_mul(1_000 / CPU_TICKS_PER_S)))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

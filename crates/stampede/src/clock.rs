@@ -41,6 +41,12 @@ impl Clock {
         monotonic_now()
     }
 
+    /// The point `after` the start of this clock.
+    #[must_use]
+    pub fn instant_at(&self, after: Duration) -> Instant {
+        self.started + after
+    }
+
     /// Microseconds from the start of this clock to `instant`.
     #[must_use]
     pub fn us_at(&self, instant: Instant) -> u64 {

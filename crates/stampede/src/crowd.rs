@@ -22,6 +22,10 @@ use crate::clock::{Clock, micros};
 use crate::connection::{CallError, Connection, Request, Timeouts};
 use crate::history::History;
 use crate::person::{self, Person};
+use crate::scenario::{Arrival, Kind, Loop, Wanted, check_mix};
+
+/// A try that goes out this much after it was due was still in time: a timer's tick and a busy moment.
+pub const IN_TIME: Duration = Duration::from_millis(100);
 
 /// How the buyers prove who they are.
 #[derive(Clone)]
@@ -30,6 +34,15 @@ pub enum Tokens {
     Demo,
     /// Signed here (HS256) with the shop's secret.
     Signed { secret: Vec<u8> },
+    /// Made by the shop, one per buyer.
+    Given(Arc<[GivenToken]>),
+}
+
+/// A token and whose it is.
+#[derive(Clone)]
+pub struct GivenToken {
+    pub buyer: String,
+    pub token: Arc<str>,
 }
 
 impl std::fmt::Debug for Tokens {
@@ -37,20 +50,18 @@ impl std::fmt::Debug for Tokens {
         f.write_str(match self {
             Self::Demo => "Demo",
             Self::Signed { .. } => "Signed { secret: … }",
+            Self::Given(_) => "Given(…)",
         })
     }
 }
 
-/// What the buyers are after.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// Buyer by buyer the next offer of the sale.
-    Spread,
-    /// Everybody the first.
-    First,
+impl std::fmt::Debug for GivenToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GivenToken {{ buyer: {:?}, token: … }}", self.buyer)
+    }
 }
 
-/// A crowd. Shares are between 0 and 1.
+/// A crowd.
 #[derive(Clone, Debug)]
 pub struct CrowdSettings {
     pub addr: SocketAddr,
@@ -59,23 +70,18 @@ pub struct CrowdSettings {
     pub sale: SaleId,
     pub tokens: Tokens,
     pub buyers: u32,
-    /// Buyers are called this and a number.
+    /// Buyers are called this and a number, unless their tokens say otherwise.
     pub name: String,
     pub wanted: Wanted,
-    pub quantity: u32,
-    /// Buyers arrive evenly spread over this time.
-    pub arrival_spread: Duration,
-    /// Fingers are up to this much slower than the opening.
-    pub jitter: Duration,
-    /// Sockets at a time, of all buyers. At most half of them wait in long polls.
+    /// Who they are.
+    pub mix: Vec<Kind>,
+    /// When they come.
+    pub arrival: Arrival,
+    /// How long after the start the curve begins: at the opening, or at once where it is open already.
+    pub opens_in: Duration,
+    /// Sockets at a time, of all buyers. At most half of them wait in long polls and streams.
     pub connections: usize,
-    /// The share of buyers who click twice.
-    pub double_click: f64,
-    /// The share of buyers who hang up in the middle of their first try.
-    pub hang_up: f64,
-    /// The share of those who come back to look at their order.
-    pub come_back: f64,
-    /// Tries per buyer; each waits as told by the answer before.
+    /// Tries per buyer who listens; each waits as told by the answer before.
     pub tries_max: u32,
     /// How long a buyer bears with a page that does not come, and with an order that stays queued.
     pub patience: Duration,
@@ -91,6 +97,8 @@ impl CrowdSettings {
     /// A plain crowd of `buyers` for `sale`, all at once.
     #[must_use]
     pub fn new(addr: SocketAddr, sale: SaleId, tokens: Tokens, buyers: u32) -> Self {
+        let none = Duration::ZERO;
+        let at_once = Arrival { within: none, pages_ahead: none, passes_ahead: none, ..Arrival::default() };
         Self {
             addr,
             host: addr.to_string(),
@@ -99,13 +107,10 @@ impl CrowdSettings {
             buyers,
             name: "buyer-".into(),
             wanted: Wanted::Spread,
-            quantity: 1,
-            arrival_spread: Duration::ZERO,
-            jitter: Duration::from_millis(200),
+            mix: vec![Kind::default()],
+            arrival: at_once,
+            opens_in: none,
             connections: 512,
-            double_click: 0.0,
-            hang_up: 0.0,
-            come_back: 0.5,
             tries_max: 10,
             patience: Duration::from_secs(60),
             settle: Duration::from_secs(1),
@@ -117,12 +122,12 @@ impl CrowdSettings {
     fn check(&self) -> anyhow::Result<()> {
         ensure!(self.connections > 0, "the crowd needs at least one connection");
         ensure!(self.tries_max > 0, "a buyer needs at least one try");
-        for (name, share) in
-            [("double_click", self.double_click), ("hang_up", self.hang_up), ("come_back", self.come_back)]
-        {
-            ensure!((0.0..=1.0).contains(&share), "`{name}` is {share}; it must lie between 0 and 1");
+        if let Tokens::Given(tokens) = &self.tokens {
+            let (have, need) = (tokens.len(), self.buyers);
+            let enough = u32::try_from(have).is_ok_and(|have| have >= need);
+            ensure!(enough, "there are {have} tokens for {need} buyers; bring more tokens or fewer buyers");
         }
-        Ok(())
+        check_mix(&self.mix)
     }
 }
 
@@ -133,11 +138,11 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Must be called inside a tokio runtime.
+    /// Must be called inside a tokio runtime. Its clock starts now.
     pub fn new(settings: CrowdSettings) -> anyhow::Result<Self> {
         settings.check()?;
         let signer = match &settings.tokens {
-            Tokens::Demo => None,
+            Tokens::Demo | Tokens::Given(_) => None,
             Tokens::Signed { secret } => Some(Signer(EncodingKey::from_secret(secret))),
         };
         let solvers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -163,45 +168,90 @@ impl Crowd {
         Arc::clone(&self.scene.progress)
     }
 
+    /// The clock of the histories.
+    #[must_use]
+    pub fn clock(&self) -> Clock {
+        self.scene.clock
+    }
+
     /// Lets everybody in and waits until the last has gone; then each order that was promised, or may have been
     /// made, is looked at once more.
     pub async fn run(&self) -> anyhow::Result<Outcome> {
-        let mut people = JoinSet::new();
-        for number in 0..self.scene.settings.buyers {
-            people.spawn(person::live(Arc::clone(&self.scene), number));
-        }
-        let lived = collect(people).await?;
+        let lived = match self.scene.settings.arrival.paced {
+            Loop::Open => self.let_in_by_the_clock().await?,
+            Loop::Closed => self.let_in_one_by_one().await?,
+        };
         let elapsed = self.scene.clock.elapsed();
+        // What the buyers did is counted; the last looks are ours.
+        let totals = self.scene.progress.snapshot();
         if lived.iter().any(|person| person.history.has_open_try()) {
             tokio::time::sleep(self.scene.settings.settle).await;
         }
-        let mut looking = JoinSet::new();
-        let mut histories = Vec::with_capacity(lived.len());
-        for person in lived {
-            if person.history.to_look_at().is_empty() {
-                histories.push((person.number, person.history));
-            } else {
-                looking.spawn(person::look_once_more(person));
-            }
-        }
-        let looked = collect(looking).await?;
-        histories.extend(looked.into_iter().map(|person| (person.number, person.history)));
-        histories.sort_unstable_by_key(|(number, _)| *number);
+        let mut people = look_again(lived).await?;
+        people.sort_unstable_by_key(|person| person.number);
         Ok(Outcome {
             started_at: self.scene.clock.started_at(),
             elapsed,
-            totals: self.scene.progress.snapshot(),
-            histories: histories.into_iter().map(|(_, history)| history).collect(),
+            totals,
+            kinds: people.iter().map(Person::kind_position).collect(),
+            histories: people.into_iter().map(|person| person.history).collect(),
         })
+    }
+
+    /// Persons exist only from their arrival on, so that a late crowd takes no room early.
+    async fn let_in_by_the_clock(&self) -> anyhow::Result<Vec<Person>> {
+        let arrival = |number| (person::arrives_after(&self.scene, number), number);
+        let mut schedule: Vec<(Duration, u32)> = (0..self.scene.settings.buyers).map(arrival).collect();
+        schedule.sort_unstable();
+        let mut people = JoinSet::new();
+        let mut lived = Vec::with_capacity(schedule.len());
+        for (after, number) in schedule {
+            tokio::time::sleep_until(self.scene.clock.instant_at(after).into()).await;
+            people.spawn(person::live(Arc::clone(&self.scene), number));
+            while let Some(person) = people.try_join_next() {
+                lived.push(person.context(PANICKED)?);
+            }
+        }
+        collect(people, &mut lived).await?;
+        Ok(lived)
+    }
+
+    async fn let_in_one_by_one(&self) -> anyhow::Result<Vec<Person>> {
+        let at_once = usize::try_from(self.scene.settings.arrival.at_once).unwrap_or(usize::MAX);
+        let mut people = JoinSet::new();
+        let mut lived = Vec::new();
+        for number in 0..self.scene.settings.buyers {
+            if people.len() >= at_once
+                && let Some(person) = people.join_next().await
+            {
+                lived.push(person.context(PANICKED)?);
+            }
+            people.spawn(person::live(Arc::clone(&self.scene), number));
+        }
+        collect(people, &mut lived).await?;
+        Ok(lived)
     }
 }
 
-async fn collect(mut people: JoinSet<Person>) -> anyhow::Result<Vec<Person>> {
-    let mut lived = Vec::with_capacity(people.len());
-    while let Some(person) = people.join_next().await {
-        lived.push(person.context("a simulated buyer panicked")?);
+const PANICKED: &str = "a simulated buyer panicked";
+
+/// The look after everything is over, for whoever was promised something.
+async fn look_again(lived: Vec<Person>) -> anyhow::Result<Vec<Person>> {
+    let (to_look, mut looked): (Vec<_>, Vec<_>) =
+        lived.into_iter().partition(|person| !person.history.to_look_at().is_empty());
+    let mut looking = JoinSet::new();
+    for person in to_look {
+        looking.spawn(person::look_once_more(person));
     }
-    Ok(lived)
+    collect(looking, &mut looked).await?;
+    Ok(looked)
+}
+
+async fn collect(mut people: JoinSet<Person>, lived: &mut Vec<Person>) -> anyhow::Result<()> {
+    while let Some(person) = people.join_next().await {
+        lived.push(person.context(PANICKED)?);
+    }
+    Ok(())
 }
 
 /// How it went.
@@ -213,6 +263,8 @@ pub struct Outcome {
     pub totals: Snapshot,
     /// One per buyer, by number.
     pub histories: Vec<History>,
+    /// Which kind of the mix each buyer was, in the same order.
+    pub kinds: Vec<usize>,
 }
 
 /// Where the crowd stands, counted while it runs. Buyers are counted in `arrived`, `passes`, `queued`, `won` and
@@ -227,6 +279,12 @@ pub struct Progress {
     pub(crate) errors: AtomicU64,
     pub(crate) gave_up: AtomicU64,
     pub(crate) gone: AtomicU64,
+    pub(crate) calls: AtomicU64,
+    pub(crate) late_passes: AtomicU64,
+    pub(crate) in_time: AtomicU64,
+    pub(crate) paid: AtomicU64,
+    pub(crate) cancelled: AtomicU64,
+    pub(crate) no_payment: AtomicU64,
     /// By position in `Code::ALL`; what is no code of ours comes last.
     refused: Vec<AtomicU64>,
     latency: Mutex<Latency>,
@@ -236,6 +294,8 @@ pub struct Progress {
 struct Latency {
     click_us: Histogram<u64>,
     call_us: Histogram<u64>,
+    late_us: Histogram<u64>,
+    queued_us: Histogram<u64>,
 }
 
 impl Progress {
@@ -250,8 +310,19 @@ impl Progress {
             errors: AtomicU64::default(),
             gave_up: AtomicU64::default(),
             gone: AtomicU64::default(),
+            calls: AtomicU64::default(),
+            late_passes: AtomicU64::default(),
+            in_time: AtomicU64::default(),
+            paid: AtomicU64::default(),
+            cancelled: AtomicU64::default(),
+            no_payment: AtomicU64::default(),
             refused: (0..=Code::ALL.len()).map(|_| AtomicU64::default()).collect(),
-            latency: Mutex::new(Latency { click_us: histogram()?, call_us: histogram()? }),
+            latency: Mutex::new(Latency {
+                click_us: histogram()?,
+                call_us: histogram()?,
+                late_us: histogram()?,
+                queued_us: histogram()?,
+            }),
         })
     }
 
@@ -271,9 +342,17 @@ impl Progress {
             errors: self.errors.load(Ordering::Relaxed),
             gave_up: self.gave_up.load(Ordering::Relaxed),
             gone: self.gone.load(Ordering::Relaxed),
+            calls: self.calls.load(Ordering::Relaxed),
+            late_passes: self.late_passes.load(Ordering::Relaxed),
+            in_time: self.in_time.load(Ordering::Relaxed),
+            paid: self.paid.load(Ordering::Relaxed),
+            cancelled: self.cancelled.load(Ordering::Relaxed),
+            no_payment: self.no_payment.load(Ordering::Relaxed),
             refused,
             click: Percentiles::of(&latency.click_us),
             call: Percentiles::of(&latency.call_us),
+            late: Percentiles::of(&latency.late_us),
+            socket_wait: Percentiles::of(&latency.queued_us),
         }
     }
 
@@ -285,9 +364,17 @@ impl Progress {
     }
 
     pub(crate) fn count_try(&self, reply: &Reply) {
+        if reply.sent.saturating_duration_since(reply.asked) <= IN_TIME {
+            count(&self.in_time);
+        }
         let mut latency = self.latency();
-        latency.click_us.saturating_record(micros(reply.told.saturating_duration_since(reply.asked)));
-        latency.call_us.saturating_record(micros(reply.told.saturating_duration_since(reply.sent)));
+        let mut record = |histogram: fn(&mut Latency) -> &mut Histogram<u64>, from: Instant, to: Instant| {
+            histogram(&mut latency).saturating_record(micros(to.saturating_duration_since(from)));
+        };
+        record(|latency| &mut latency.click_us, reply.asked, reply.told);
+        record(|latency| &mut latency.call_us, reply.sent, reply.told);
+        record(|latency| &mut latency.late_us, reply.asked, reply.woke);
+        record(|latency| &mut latency.queued_us, reply.woke, reply.sent);
     }
 
     fn latency(&self) -> MutexGuard<'_, Latency> {
@@ -317,12 +404,28 @@ pub struct Snapshot {
     pub gave_up: u64,
     /// Buyers who are done.
     pub gone: u64,
+    /// Calls that were answered.
+    pub calls: u64,
+    /// Buyers who had no pass yet at the moment they wanted to try.
+    pub late_passes: u64,
+    /// POSTs of orders that were sent when they were due, give or take [`IN_TIME`].
+    pub in_time: u64,
+    /// Buyers who saw their order paid.
+    pub paid: u64,
+    /// Buyers who gave their order back.
+    pub cancelled: u64,
+    /// Buyers who wanted to pay at a server that does not know payments.
+    pub no_payment: u64,
     /// Refused calls by code.
     pub refused: BTreeMap<String, u64>,
-    /// POSTs of orders from the click to the answer, the wait for a free socket included.
+    /// POSTs of orders from the moment they were due to the answer, every wait included.
     pub click: Percentiles,
     /// POSTs of orders from the socket in hand to the answer.
     pub call: Percentiles,
+    /// How late the crowd itself noticed that a POST was due: its own slowness.
+    pub late: Percentiles,
+    /// How long POSTs waited for a free socket.
+    pub socket_wait: Percentiles,
 }
 
 /// In microseconds.
@@ -371,7 +474,10 @@ impl std::fmt::Debug for Signer {
 /// One call and what came back.
 #[derive(Debug)]
 pub(crate) struct Reply {
+    /// When it was due.
     pub asked: Instant,
+    /// When the crowd got round to it.
+    pub woke: Instant,
     /// When a socket was free for it.
     pub sent: Instant,
     pub told: Instant,
@@ -386,17 +492,24 @@ pub(crate) struct Heard {
 }
 
 impl Scene {
-    pub async fn ask(&self, request: &Request<'_>) -> Reply {
-        let asked = self.clock.instant();
+    /// Asks for something that was due at `due`, which is now or a little ago: that is what its latency counts from,
+    /// whoever was late.
+    pub async fn ask(&self, due: Instant, request: &Request<'_>) -> Reply {
         // Boxed, here and below: only a call on its way takes the room of one, not everybody who sleeps.
-        Box::pin(self.call(asked, request, self.settings.timeouts.answer)).await
+        Box::pin(self.call(due, request, self.settings.timeouts.answer)).await
     }
 
     /// For long polls, which have only a share of the sockets, so that they cannot keep the others from trying.
     pub async fn ask_and_wait(&self, request: &Request<'_>, wait: Duration) -> Reply {
-        let asked = self.clock.instant();
+        let due = self.clock.instant();
         let _share = self.pool.waits.acquire().await;
-        Box::pin(self.call(asked, request, self.settings.timeouts.answer + wait)).await
+        Box::pin(self.call(due, request, self.settings.timeouts.answer + wait)).await
+    }
+
+    /// Room for a socket that waits for news, from the share of those who wait.
+    pub async fn room_to_wait(&self) -> (Option<SemaphorePermit<'_>>, Option<SemaphorePermit<'_>>) {
+        let share = self.pool.waits.acquire().await.ok();
+        (share, self.pool.permits.acquire().await.ok())
     }
 
     /// Sends `percent` of a request's bytes and hangs up. Returns how many bytes that were.
@@ -410,6 +523,7 @@ impl Scene {
     }
 
     async fn call(&self, asked: Instant, request: &Request<'_>, within: Duration) -> Reply {
+        let woke = self.clock.instant();
         let (_permit, mut socket) = self.pool.take().await;
         let sent = self.clock.instant();
         request.render(&self.settings.host, &mut socket.request);
@@ -419,7 +533,10 @@ impl Scene {
             body: answer.body.to_vec(),
         });
         self.pool.give_back(socket);
-        Reply { asked, sent, told: self.clock.instant(), result }
+        if result.is_ok() {
+            count(&self.progress.calls);
+        }
+        Reply { asked, woke, sent, told: self.clock.instant(), result }
     }
 }
 
@@ -475,15 +592,14 @@ mod tests {
 
     fn settings(shop: &FakeShop, buyers: u32) -> CrowdSettings {
         let tokens = Tokens::Signed { secret: SECRET.to_vec() };
-        let (jitter, settle) = (Duration::from_millis(5), Duration::from_millis(200));
-        let wanted = Wanted::First;
-        CrowdSettings {
-            jitter,
-            settle,
-            wanted,
-            connections: 8,
-            ..CrowdSettings::new(shop.addr(), shop.sale(), tokens, buyers)
-        }
+        let (settle, wanted) = (Duration::from_millis(200), Wanted::First);
+        let (mix, connections) = (vec![human()], 8);
+        let plain = CrowdSettings::new(shop.addr(), shop.sale(), tokens, buyers);
+        CrowdSettings { mix, settle, wanted, connections, ..plain }
+    }
+
+    fn human() -> Kind {
+        Kind { jitter: Duration::from_millis(5), ..Kind::default() }
     }
 
     async fn run(settings: CrowdSettings) -> Outcome {
@@ -516,7 +632,8 @@ mod tests {
         assert_eq!((totals.queued, totals.won, refusals(&outcome, Code::SoldOut)), (10, 10, 40));
         assert_eq!((totals.errors, totals.gave_up, totals.call.count), (0, 0, 50));
         assert!(totals.click.p50_us <= totals.click.p99_us && totals.click.p99_us <= totals.click.max_us);
-        assert_eq!(&progress.snapshot(), totals);
+        // The last looks are calls too, and come after the count.
+        assert_eq!(Snapshot { calls: totals.calls, ..progress.snapshot() }, *totals);
         assert!(shop.connections() <= 8, "{}", shop.connections());
         assert_eq!(
             told(&outcome, |what| matches!(what, What::Looked { last: true, found: Some(_), .. })),
@@ -600,14 +717,17 @@ mod tests {
     #[tokio::test]
     async fn two_clicks_are_one_order() {
         let shop = FakeShop::open(Manners::default());
-        let outcome = run(CrowdSettings { double_click: 1.0, ..settings(&shop, 8) }).await;
+        let outcome =
+            run(CrowdSettings { mix: vec![Kind { double_click: 1.0, ..human() }], ..settings(&shop, 8) })
+                .await;
         assert_eq!((outcome.totals.tries, winners(&outcome), shop.orders()), (16, 8, 8));
     }
 
     #[tokio::test]
     async fn who_hangs_up_may_come_back_and_all_orders_are_seen_at_the_end() {
         let shop = FakeShop::open(Manners { stock: 100, ..Manners::default() });
-        let outcome = run(CrowdSettings { hang_up: 1.0, come_back: 0.5, ..settings(&shop, 40) }).await;
+        let outcome =
+            run(CrowdSettings { mix: vec![Kind { hang_up: 1.0, ..human() }], ..settings(&shop, 40) }).await;
         assert_eq!(told(&outcome, |what| matches!(what, What::HungUp { .. })), 40);
         assert!(shop.orders() > 5 && shop.orders() < 40, "{}", shop.orders());
         assert_eq!(winners(&outcome), shop.orders());
@@ -619,7 +739,12 @@ mod tests {
     async fn the_same_seed_makes_the_same_people() {
         let who_hangs_up = async |seed| {
             let shop = FakeShop::open(Manners::default());
-            let outcome = run(CrowdSettings { hang_up: 0.5, seed, ..settings(&shop, 20) }).await;
+            let outcome = run(CrowdSettings {
+                mix: vec![Kind { hang_up: 0.5, ..human() }],
+                seed,
+                ..settings(&shop, 20)
+            })
+            .await;
             let hung_up = |history: &History| {
                 history.events.iter().find_map(|told| match told.what {
                     What::HungUp { bytes, .. } => Some(bytes),
@@ -635,7 +760,102 @@ mod tests {
     #[tokio::test]
     async fn a_share_beyond_one_is_refused() {
         let shop = FakeShop::open(Manners::default());
-        let error = Crowd::new(CrowdSettings { hang_up: 1.5, ..settings(&shop, 1) }).expect_err("too much");
-        assert!(error.to_string().contains("hang_up"), "{error}");
+        let error =
+            Crowd::new(CrowdSettings { mix: vec![Kind { hang_up: 1.5, ..human() }], ..settings(&shop, 1) })
+                .expect_err("too much");
+        assert!(format!("{error:#}").contains("hang_up"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_closed_loop_lets_few_in_at_a_time() {
+        let shop = FakeShop::open(Manners::default());
+        let arrival = Arrival { paced: Loop::Closed, at_once: 2, ..settings(&shop, 12).arrival };
+        let outcome = run(CrowdSettings { arrival, ..settings(&shop, 12) }).await;
+        assert_eq!((winners(&outcome), outcome.histories.len()), (10, 12));
+        // Nobody came before all but one of those before were gone.
+        let came = |history: &History| history.events.first().unwrap().asked_us;
+        let went = |history: &History| {
+            let of_sale = |told: &&Told| !matches!(told.what, What::Looked { last: true, .. });
+            history.events.iter().rev().find(of_sale).unwrap().told_us
+        };
+        for history in &outcome.histories {
+            let inside = outcome
+                .histories
+                .iter()
+                .filter(|other| came(other) <= came(history) && went(other) > came(history));
+            assert!(inside.count() <= 2);
+        }
+    }
+
+    #[tokio::test]
+    async fn bots_fire_early_often_and_in_parallel_and_get_one_order() {
+        let shop = FakeShop::open(Manners { opens_in: Duration::from_millis(300), ..Manners::default() });
+        let bot = Kind {
+            fires: crate::scenario::Fires::Opening,
+            early: Duration::from_millis(100),
+            volleys: 5,
+            every: Duration::from_millis(60),
+            parallel: 4,
+            passes: 2,
+            jitter: Duration::ZERO,
+            ..Kind::default()
+        };
+        let outcome = run(CrowdSettings { mix: vec![bot], ..settings(&shop, 3) }).await;
+        assert_eq!((outcome.totals.tries, shop.orders()), (60, 3));
+        assert!(refusals(&outcome, Code::NotOpen) > 0 && refusals(&outcome, Code::AlreadyOrdered) > 0);
+        assert_eq!(told(&outcome, |what| matches!(what, What::Pass { .. })), 6);
+    }
+
+    #[tokio::test]
+    async fn a_late_try_counts_from_when_it_was_due() {
+        let stall = Duration::from_millis(400);
+        let shop = FakeShop::open(Manners { opens_in: Duration::from_millis(100), ..Manners::default() });
+        let crowd = Crowd::new(CrowdSettings { connections: 1, ..settings(&shop, 1) }).unwrap();
+        let scene = crowd.scene();
+        let due = scene.clock.instant();
+        tokio::time::sleep(stall).await;
+        let reply = scene.ask(due, &Request::get("/api/v1/time", None)).await;
+        scene.progress.count_try(&reply);
+        let totals = crowd.progress().snapshot();
+        assert!(totals.click.max_us >= 400_000 && totals.late.max_us >= 400_000, "{totals:?}");
+        assert_eq!((totals.in_time, totals.call.count), (0, 1));
+        assert!(totals.call.max_us < totals.click.max_us);
+    }
+
+    #[tokio::test]
+    async fn winners_pay_cancel_or_find_no_payment() {
+        let decide_within = Duration::from_millis(5);
+        let payer = Kind { pay: 0.5, pay_twice: 0.25, cancel: 0.25, decide_within, ..human() };
+        let with = |payments| {
+            let shop = FakeShop::open(Manners { stock: 100, payments, ..Manners::default() });
+            let mut settings = settings(&shop, 40);
+            settings.mix = vec![payer.clone()];
+            (shop, settings)
+        };
+        let (shop, settings) = with(true);
+        let outcome = run(settings).await;
+        let Snapshot { paid, cancelled, no_payment, .. } = outcome.totals;
+        assert!(
+            paid > 20 && cancelled > 2 && paid + cancelled == 40 && no_payment == 0,
+            "{:?}",
+            outcome.totals
+        );
+        assert_eq!(shop.stats().offers[0].sold, u32::try_from(paid).unwrap());
+        let (_shop, settings) = with(false);
+        let outcome = run(settings).await;
+        let Snapshot { paid, cancelled, no_payment, gave_up, .. } = outcome.totals;
+        assert!(paid == 0 && no_payment + cancelled == 40 && gave_up == 0, "{:?}", outcome.totals);
+    }
+
+    #[tokio::test]
+    async fn given_tokens_name_their_buyers() {
+        let shop = FakeShop::open(Manners::default());
+        let given = |name: &str| GivenToken { buyer: name.into(), token: format!("demo-{name}").into() };
+        let tokens = Tokens::Given(Arc::from([given("ann"), given("bob")]));
+        let outcome = run(CrowdSettings { tokens: tokens.clone(), ..settings(&shop, 2) }).await;
+        let names: Vec<&str> = outcome.histories.iter().map(|history| history.buyer.as_str()).collect();
+        assert_eq!((names, winners(&outcome)), (vec!["ann", "bob"], 2));
+        let error = Crowd::new(CrowdSettings { tokens, ..settings(&shop, 3) }).expect_err("one too few");
+        assert!(error.to_string().contains("2 tokens for 3 buyers"), "{error}");
     }
 }

@@ -14,17 +14,18 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use rules::id::{OfferId, OrderId, SaleId};
 use rules::money::Money;
-use rules::order::State;
+use rules::order::{Reason, State};
 use rules::sale::{ChallengeKind, Phase, RegistrationKind, SaleState};
 use rules::time::UnixMs;
 use rules::wire::{
-    Code, Funnel, OfferStats, OfferView, OrderRequest, OrderView, PassGiven, Problem, QueueStats, SaleView,
-    ServerTime, Stats,
+    Code, Funnel, OfferStats, OfferView, OperatorOrder, OrderRequest, OrderView, Page, PassGiven, Problem,
+    QueueStats, SaleView, ServerTime, Stats,
 };
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
+use crate::desk::{Address, Desk};
 
 pub(crate) const SECRET: &[u8] = b"the secret of the shop that is not there";
 const POW_SECRET: &str = "the secret of its challenges";
@@ -56,6 +57,18 @@ pub(crate) struct Manners {
     pub oversells: bool,
     /// Knows none of its orders.
     pub forgets: bool,
+    /// Gives a buyer as many orders as there are passes.
+    pub sells_twice: bool,
+    /// Says `busy` of the first tries, and sells all the same.
+    pub busy_but_sells: u32,
+    /// Knows payments.
+    pub payments: bool,
+    /// Takes the money and does not say so of the order.
+    pub loses_money: bool,
+    /// Says that an order is cancelled and keeps it.
+    pub keeps_cancelled: bool,
+    /// The units that its stats hide.
+    pub hides: u32,
 }
 
 impl Default for Manners {
@@ -74,6 +87,12 @@ impl Default for Manners {
             stall_once: None,
             oversells: false,
             forgets: false,
+            sells_twice: false,
+            busy_but_sells: 0,
+            payments: false,
+            loses_money: false,
+            keeps_cancelled: false,
+            hides: 0,
         }
     }
 }
@@ -140,6 +159,12 @@ impl FakeShop {
 
     pub fn stats(&self) -> Stats {
         self.shop.stats()
+    }
+
+    /// The operator's side of it.
+    pub async fn desk(&self) -> Desk {
+        let address = Address::find(&format!("http://{}", self.addr)).await.unwrap();
+        Desk::new(address, Some("any key".into()))
     }
 }
 
@@ -249,6 +274,13 @@ impl Shop {
             ("POST", ["offers", _, "pass"]) => self.pass(buyer, &body),
             ("POST", ["offers", offer, "orders"]) => self.order(offer.parse().unwrap(), &body),
             ("GET", ["orders", id]) => self.look(buyer, id.parse().unwrap()),
+            ("POST", ["orders", id, "cancel"]) => self.cancel(id.parse().unwrap()),
+            ("POST", ["orders", id, "payment"]) if self.manners.payments => {
+                ok(json!({ "payment_id": format!("pay-{id}"), "pay_url": "/" }))
+            }
+            ("POST", [payment]) if payment.starts_with("pay-") => self.pay(payment),
+            ("GET", ["sales", _, "stats"]) => ok(self.stats()),
+            ("GET", ["orders"]) => self.list(),
             _ => Told::Refused(Code::NotFound, None),
         };
         let (status, value, retry_after) = match told {
@@ -359,6 +391,7 @@ impl Shop {
         }
         let decided = self.decide(id, offer, buyer, request.quantity);
         match decided {
+            Told::Json(..) if number < self.manners.busy_but_sells => Told::Refused(Code::Busy, None),
             Told::Json(..) if number < busy_first + unsure_first => Told::Refused(Code::Unsure, Some(id)),
             Told::Json(..) if number < busy_first + unsure_first + break_first => Told::Break,
             other => other,
@@ -371,13 +404,15 @@ impl Shop {
             return Told::Json(202, serde_json::to_value(&order.view).unwrap());
         }
         let of_offer = |order: &&Order| order.view.offer_id == offer;
-        if let Some(other) = books.orders.values().filter(of_offer).find(|order| order.buyer == buyer) {
+        let mut others = books.orders.values().filter(of_offer);
+        if let Some(other) = others.find(|order| order.buyer == buyer && !self.manners.sells_twice) {
             return Told::Refused(Code::AlreadyOrdered, Some(other.view.id));
         }
         if self.now() < self.opens_at {
             return Told::Refused(Code::NotOpen, None);
         }
-        let taken: u32 = books.orders.values().filter(of_offer).map(|order| order.view.quantity).sum();
+        let live = books.orders.values().filter(of_offer).filter(|order| order.view.state != State::Closed);
+        let taken: u32 = live.map(|order| order.view.quantity).sum();
         if taken + quantity > self.manners.stock && !self.manners.oversells {
             return Told::Refused(Code::SoldOut, None);
         }
@@ -414,14 +449,44 @@ impl Shop {
         ok(&order.view)
     }
 
+    fn cancel(&self, id: OrderId) -> Told {
+        let mut books = self.books();
+        let Some(order) = books.orders.get_mut(&id) else { return Told::Refused(Code::NotFound, None) };
+        if !self.manners.keeps_cancelled {
+            (order.view.state, order.view.reason) = (State::Closed, Some(Reason::Cancelled));
+            order.view.seq += 1;
+        }
+        ok(&order.view)
+    }
+
+    fn pay(&self, payment: &str) -> Told {
+        let id: OrderId = payment.strip_prefix("pay-").unwrap().parse().unwrap();
+        let mut books = self.books();
+        let order = books.orders.get_mut(&id).unwrap();
+        if !self.manners.loses_money {
+            (order.view.state, order.view.seq) = (State::Paid, order.view.seq + 1);
+        }
+        ok(json!({}))
+    }
+
+    fn list(&self) -> Told {
+        let books = self.books();
+        let item = |order: &Order| OperatorOrder { order: order.view.clone(), buyer: order.buyer.clone() };
+        ok(Page { items: books.orders.values().map(item).collect(), next_cursor: None })
+    }
+
     fn stats(&self) -> Stats {
         let books = self.books();
         let offer = |id| {
-            let of_offer = |order: &&Order| order.view.offer_id == OfferId(id);
-            let held = books.orders.values().filter(of_offer).map(|order| order.view.quantity).sum();
+            let units = |wanted: fn(State) -> bool| {
+                let of_it = |order: &&Order| order.view.offer_id == OfferId(id) && wanted(order.view.state);
+                books.orders.values().filter(of_it).map(|order| order.view.quantity).sum::<u32>()
+            };
+            let held = units(|state| matches!(state, State::Queued | State::AwaitingPayment));
+            let (held, sold) = (held.saturating_sub(self.manners.hides), units(|state| state == State::Paid));
             let stock = self.manners.stock;
-            let free = stock.saturating_sub(held);
-            OfferStats { offer_id: OfferId(id), stock, free, held, sold: 0, returning: 0 }
+            let free = stock.saturating_sub(held + sold);
+            OfferStats { offer_id: OfferId(id), stock, free, held, sold, returning: 0 }
         };
         Stats {
             sale_id: SaleId(1),

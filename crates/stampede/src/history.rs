@@ -39,6 +39,33 @@ pub enum Call {
     Try,
     /// A look at an order.
     Look,
+    /// A WebSocket or an event stream.
+    Push,
+    Payment,
+    /// The sandbox provider is told that the buyer has paid.
+    Sandbox,
+    Cancel,
+}
+
+impl Call {
+    /// As a sentence says it: "asked for …".
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::LogIn => "a token",
+            Self::Sale => "the sale",
+            Self::Time => "the time",
+            Self::Registration => "a registration",
+            Self::Challenge => "a challenge",
+            Self::Pass => "a pass",
+            Self::Try => "an order",
+            Self::Look => "a look at an order",
+            Self::Push => "news",
+            Self::Payment => "a payment",
+            Self::Sandbox => "the sandbox's callback",
+            Self::Cancel => "a cancel",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,6 +99,30 @@ pub enum What {
         id: OrderId,
         found: Option<Seen>,
         last: bool,
+    },
+    /// The order came by itself, over a WebSocket or an event stream.
+    Pushed {
+        order: Seen,
+    },
+    /// The buyer cancelled and was shown the order after it.
+    Cancelled {
+        order: Seen,
+    },
+    /// A payment was started.
+    Payment {
+        order: OrderId,
+        payment_id: String,
+    },
+    /// The provider took the money and tells the shop so many times. `late`: after the order's `pay_by`.
+    Paid {
+        order: OrderId,
+        payment_id: String,
+        times: u32,
+        late: bool,
+    },
+    /// The server does not know payments.
+    NoPayment {
+        order: OrderId,
     },
     /// A refusal with its code. `pass` names the try's pass, `other` the order that stands in the way.
     Refused {
@@ -109,6 +160,10 @@ pub struct Seen {
     pub reason: Option<Reason>,
     pub seq: u32,
     pub created_at: UnixMs,
+    #[serde(default)]
+    pub pay_by: Option<UnixMs>,
+    #[serde(default)]
+    pub closed_at: Option<UnixMs>,
 }
 
 impl Seen {
@@ -134,6 +189,8 @@ impl From<&OrderView> for Seen {
             reason: view.reason,
             seq: view.seq,
             created_at: view.created_at,
+            pay_by: view.pay_by,
+            closed_at: view.closed_at,
         }
     }
 }
@@ -147,7 +204,9 @@ impl History {
     /// Every time an order was shown to this buyer, in order.
     pub fn seen(&self) -> impl Iterator<Item = (&Told, &Seen)> {
         self.events.iter().filter_map(|told| match &told.what {
-            What::Order { order, .. } => Some((told, order)),
+            What::Order { order, .. } | What::Pushed { order } | What::Cancelled { order } => {
+                Some((told, order))
+            }
             What::Looked { found, .. } => found.as_ref().map(|seen| (told, seen)),
             _ => None,
         })
@@ -188,7 +247,9 @@ impl History {
         let mut orders = BTreeSet::new();
         for told in &self.events {
             match &told.what {
-                What::Order { order, .. } => orders.extend([order.id]),
+                What::Order { order, .. } | What::Pushed { order } | What::Cancelled { order } => {
+                    orders.extend([order.id]);
+                }
                 What::Looked { id, .. } => orders.extend([*id]),
                 What::Broken { call: Call::Try, pass, .. } => orders.extend(*pass),
                 What::HungUp { pass, .. } => orders.extend([*pass]),

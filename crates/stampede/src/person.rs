@@ -1,5 +1,5 @@
-//! One simulated buyer, from arriving to the last answer. A person knows the public API and its own pass, nothing
-//! else; it writes down all it is told and judges nothing.
+//! One simulated buyer, from arriving to the last answer. A person knows the public API and its own passes, nothing
+//! else; it writes down all it is told and judges nothing. What it does with an order it has won is in `ending`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,27 +12,39 @@ use rules::sale::{ChallengeKind, RegistrationKind};
 use rules::time::UnixMs;
 use rules::wire::{Code, OrderRequest, OrderView, PassGiven, Problem, SaleView, ServerTime};
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
 
 use crate::connection::{CallError, Request};
-use crate::crowd::{Heard, Reply, Scene, Wanted, count};
+use crate::crowd::{Heard, Reply, Scene, Tokens, count};
 use crate::history::{Call, History, Seen, Told, What, is_unsure};
+use crate::push;
+use crate::scenario::{Ending, Fires, Follow, Kind, Loop, Register, Wanted, pick};
 
 /// How long a signed token lasts, in milliseconds: longer than any sale is rehearsed.
 const TOKEN_LIFE_MS: i64 = 24 * 3_600_000;
 /// How long to wait where the server does not say.
-const RETRY_DEFAULT: Duration = Duration::from_millis(500);
+pub(crate) const RETRY_DEFAULT: Duration = Duration::from_millis(500);
 /// No wait is shorter: it also bounds every loop of a person that is bounded by patience.
 const RETRY_MIN: Duration = Duration::from_millis(20);
 /// No told wait is believed beyond this, except for the opening itself.
-const RETRY_MAX: Duration = Duration::from_secs(60);
+pub(crate) const RETRY_MAX: Duration = Duration::from_secs(60);
 /// How long one look waits for news.
 const LOOK_WAIT: Duration = Duration::from_secs(20);
+/// How often somebody who polls asks.
+const POLL_EVERY: Duration = Duration::from_millis(500);
 /// The longest a proof of work may take, in milliseconds.
 const SOLVE_MS_MAX: u64 = 60_000;
 /// Spreads neighbouring numbers over the seeds.
 const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Nobody opens the page, or asks for the pass, later than this share of the time ahead: clicks are not that quick.
+const AHEAD_MIN: f64 = 0.1;
 
-/// Everything one buyer does.
+/// When the buyer with this number comes, after the start.
+pub(crate) fn arrives_after(scene: &Scene, number: u32) -> Duration {
+    Choices::draw(scene, number, &mut dice(scene, number)).arrives_after
+}
+
+/// Everything one buyer does, from the arrival on.
 pub(crate) async fn live(scene: Arc<Scene>, number: u32) -> Person {
     let mut person = Person::new(scene, number);
     if let Err(GaveUp(why)) = person.shop().await {
@@ -55,37 +67,55 @@ pub(crate) async fn look_once_more(mut person: Person) -> Person {
 
 #[derive(Debug)]
 pub(crate) struct Person {
-    scene: Arc<Scene>,
+    pub scene: Arc<Scene>,
     pub number: u32,
     pub history: History,
     token: Option<Arc<str>>,
     /// The server's clock minus ours, in milliseconds.
     offset_ms: i64,
-    choices: Choices,
+    /// When the next request was due, if that is not the moment it is made.
+    due: Option<Instant>,
+    pub choices: Choices,
     dice: Xoshiro256PlusPlus,
 }
 
 /// Decided before anything happens, so that the same seed makes the same people whatever they are told.
 #[derive(Clone, Copy, Debug)]
-struct Choices {
+pub(crate) struct Choices {
+    /// A position in the mix.
+    kind: usize,
     arrives_after: Duration,
-    jitter: Duration,
+    /// How long before the try the pass is fetched.
+    pass_ahead: Duration,
+    /// How long after the opening the try is due.
+    tries_after: Duration,
     double_click: bool,
     /// How much of the try is sent before hanging up, in percent.
     hang_up: Option<u8>,
     comes_back: bool,
+    pub ending: Ending,
+    pub decides_after: Duration,
 }
 
 /// Why a person goes home without an answer.
 #[derive(Debug)]
-struct GaveUp(String);
+pub(crate) struct GaveUp(pub String);
 
 #[derive(Debug)]
-struct Refusal {
-    status: u16,
-    code: String,
-    wait: Duration,
+pub(crate) struct Refusal {
+    pub status: u16,
+    pub code: String,
+    pub wait: Duration,
     other: Option<OrderId>,
+}
+
+/// What a person keeps of the page.
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    opens_at: UnixMs,
+    challenge: ChallengeKind,
+    registration: RegistrationKind,
+    offer: OfferId,
 }
 
 /// What a person has in hand before the opening.
@@ -93,12 +123,11 @@ struct Refusal {
 struct Ticket {
     offer: OfferId,
     order: OrderId,
-    path: String,
     body: Vec<u8>,
 }
 
 /// What a person makes of the answer to a try.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Outcome {
     Order(Seen),
     Refused,
@@ -125,98 +154,167 @@ enum Challenge {
 }
 
 impl Person {
-    fn new(scene: Arc<Scene>, number: u32) -> Self {
-        let seed = scene.settings.seed.wrapping_add(u64::from(number).wrapping_mul(SEED_STEP));
-        let mut dice = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let choices = Choices::draw(&scene, &mut dice);
-        let history = History::new(format!("{}{number}", scene.settings.name));
-        Self { scene, number, history, token: None, offset_ms: 0, choices, dice }
+    pub(crate) fn new(scene: Arc<Scene>, number: u32) -> Self {
+        let mut dice = dice(&scene, number);
+        let choices = Choices::draw(&scene, number, &mut dice);
+        let given = match &scene.settings.tokens {
+            Tokens::Given(tokens) => usize::try_from(number).ok().and_then(|number| tokens.get(number)),
+            Tokens::Demo | Tokens::Signed { .. } => None,
+        };
+        let token = given.map(|given| Arc::clone(&given.token));
+        let name = || format!("{}{number}", scene.settings.name);
+        let history = History::new(given.map_or_else(name, |given| given.buyer.clone()));
+        Self { scene, number, history, token, offset_ms: 0, due: None, choices, dice }
+    }
+
+    /// Which kind of the mix this is.
+    pub const fn kind_position(&self) -> usize {
+        self.choices.kind
     }
 
     async fn shop(&mut self) -> Result<(), GaveUp> {
-        tokio::time::sleep(self.choices.arrives_after).await;
         count(&self.scene.progress.arrived);
+        self.due = Some(self.arrived_at());
         self.log_in().await?;
-        let sale = self.read_sale().await?;
+        let page = self.read_sale().await?;
         self.read_time().await?;
-        if sale.registration == RegistrationKind::Required {
-            self.register(&sale).await;
+        self.register(&page).await;
+        let due = self.moment(&page);
+        tokio::time::sleep_until(earlier(due, self.choices.pass_ahead).into()).await;
+        let tickets = self.fetch_passes(&page).await?;
+        self.forget_token();
+        let due = self.not_before_the_pass(due);
+        tokio::time::sleep_until(due.into()).await;
+        match (self.choices.hang_up, tickets.first()) {
+            (Some(percent), Some(ticket)) => Box::pin(self.hang_up(ticket, percent, due)).await,
+            _ => Box::pin(self.buy(&tickets, due)).await,
         }
-        let ticket = self.fetch_pass(&sale).await?;
-        tokio::time::sleep(self.until(sale.opens_at) + self.choices.jitter).await;
-        match self.choices.hang_up {
-            Some(percent) => self.hang_up(&ticket, percent).await,
-            None => self.buy(&ticket).await,
+    }
+
+    fn arrived_at(&self) -> Instant {
+        match self.scene.settings.arrival.paced {
+            Loop::Open => self.scene.clock.instant_at(self.choices.arrives_after),
+            Loop::Closed => self.scene.clock.instant(),
         }
+    }
+
+    /// When the first try is due. Of a sale that is not open yet, the server's clock says; of one that is, the plan.
+    fn moment(&self, page: &Page) -> Instant {
+        let (clock, settings) = (self.scene.clock, &self.scene.settings);
+        let opening = match (self.until(page.opens_at), settings.arrival.paced) {
+            (Duration::ZERO, Loop::Open) => clock.instant_at(settings.opens_in),
+            (wait, _) => clock.instant() + wait,
+        };
+        earlier(opening + self.choices.tries_after, self.kind().map_or(Duration::ZERO, |kind| kind.early))
+    }
+
+    /// A try without a pass cannot be made: who got it late wants to try at once.
+    fn not_before_the_pass(&self, due: Instant) -> Instant {
+        let now = self.scene.clock.instant();
+        let open_loop = self.scene.settings.arrival.paced == Loop::Open;
+        if now > due && open_loop && !self.scene.settings.arrival.pages_ahead.is_zero() {
+            count(&self.scene.progress.late_passes);
+        }
+        due.max(now)
     }
 
     async fn log_in(&mut self) -> Result<(), GaveUp> {
-        let token = match &self.scene.signer {
-            Some(signer) => {
-                let exp = self.scene.clock.now().plus_ms(TOKEN_LIFE_MS).0 / 1_000;
-                let claims = Claims { sub: &self.history.buyer, exp };
-                jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &signer.0)
-                    .map_err(|error| GaveUp(format!("no token could be signed: {error}")))?
-            }
-            None => {
-                let body = serde_json::json!({ "buyer": self.history.buyer }).to_string();
-                let heard = self
-                    .ask_patiently(Call::LogIn, "POST", "/api/v1/demo/login", Some(body.as_bytes()))
-                    .await?;
-                read::<TokenGiven>(&heard, "token")?.token
-            }
-        };
-        self.token = Some(token.into());
+        if self.token.is_some() || self.scene.signer.is_some() {
+            return Ok(());
+        }
+        let body = serde_json::json!({ "buyer": self.history.buyer }).to_string();
+        let heard =
+            self.ask_patiently(Call::LogIn, "POST", "/api/v1/demo/login", Some(body.as_bytes())).await?;
+        self.token = Some(read::<TokenGiven>(&heard, "token")?.token.into());
         Ok(())
     }
 
-    async fn read_sale(&mut self) -> Result<SaleView, GaveUp> {
+    /// The token, signed when it is needed for the first time.
+    pub(crate) fn token(&mut self) -> Option<Arc<str>> {
+        if let (None, Some(signer)) = (&self.token, &self.scene.signer) {
+            let exp = self.scene.clock.now().plus_ms(self.offset_ms).plus_ms(TOKEN_LIFE_MS).0 / 1_000;
+            let claims = Claims { sub: &self.history.buyer, exp };
+            // Unsigned, the server says what is missing; a key of bytes signs anything.
+            let signed = jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &signer.0);
+            self.token = signed.ok().map(Into::into);
+        }
+        self.token.clone()
+    }
+
+    /// Whoever can sign another does not have to keep one while waiting: the pass is enough to try.
+    fn forget_token(&mut self) {
+        if self.scene.signer.is_some() {
+            self.token = None;
+        }
+    }
+
+    async fn read_sale(&mut self) -> Result<Page, GaveUp> {
         let path = format!("/api/v1/sales/{}", self.scene.settings.sale);
         let asked = self.scene.clock.instant();
         let heard = self.ask_patiently(Call::Sale, "GET", &path, None).await?;
         let sale: SaleView = read(&heard, "sale")?;
         self.note(asked, What::Window { opens_at: sale.opens_at, closes_at: sale.closes_at });
-        Ok(sale)
+        let offer = self.wanted_offer(&sale)?;
+        let SaleView { opens_at, challenge, registration, .. } = sale;
+        Ok(Page { opens_at, challenge, registration, offer })
     }
 
     /// The server's clock was read somewhere between asking and hearing; the middle is the best guess.
     async fn read_time(&mut self) -> Result<(), GaveUp> {
         let asked = self.scene.clock.instant();
-        let asked_at = self.scene.clock.now();
         let heard = self.ask_patiently(Call::Time, "GET", "/api/v1/time", None).await?;
-        let middle = asked_at.0.midpoint(self.scene.clock.now().0);
+        let middle = self.scene.clock.now().0.saturating_sub(half_ms(asked, self.scene.clock.instant()));
         self.offset_ms = read::<ServerTime>(&heard, "time")?.now_ms.saturating_sub(middle);
         self.note(asked, What::Offset { ms: self.offset_ms });
         Ok(())
     }
 
     /// A person whose registration is refused goes on and hears at the pass what that means.
-    async fn register(&mut self, sale: &SaleView) {
-        let path = format!("/api/v1/sales/{}/registration", sale.id);
+    async fn register(&mut self, page: &Page) {
+        let required = page.registration == RegistrationKind::Required;
+        let wants = match self.kind().map_or(Register::Required, |kind| kind.register) {
+            Register::Required => required,
+            Register::Always => true,
+            Register::Never => false,
+        };
+        if !wants {
+            return;
+        }
+        let path = format!("/api/v1/sales/{}/registration", self.scene.settings.sale);
         let asked = self.scene.clock.instant();
         if self.ask_patiently(Call::Registration, "POST", &path, Some(b"{}")).await.is_ok() {
             self.note(asked, What::Registered);
         }
     }
 
-    async fn fetch_pass(&mut self, sale: &SaleView) -> Result<Ticket, GaveUp> {
-        let offer = self.wanted_offer(sale)?;
+    async fn fetch_passes(&mut self, page: &Page) -> Result<Vec<Arc<Ticket>>, GaveUp> {
+        let wanted = self.kind().map_or(1, |kind| kind.passes);
+        let mut tickets = Vec::with_capacity(1);
+        for _ in 0..wanted {
+            tickets.push(Arc::new(Box::pin(self.fetch_pass(page)).await?));
+        }
+        count(&self.scene.progress.passes);
+        Ok(tickets)
+    }
+
+    async fn fetch_pass(&mut self, page: &Page) -> Result<Ticket, GaveUp> {
+        let offer = page.offer;
         let path = format!("/api/v1/offers/{offer}/pass");
-        let patience = self.until(sale.opens_at) + self.scene.settings.patience;
+        let patience = self.until(page.opens_at) + self.scene.settings.patience;
         let give_up_at = self.scene.clock.instant() + patience;
         loop {
             // A challenge lives two minutes: solved before a long wait it would be stale after it.
-            let solution = self.solve(sale.challenge, offer).await?;
+            let solution = self.solve(page.challenge, offer).await?;
             let body = serde_json::json!({ "solution": solution }).to_string();
-            let token = self.token.clone();
-            let reply = self.scene.ask(&Request::post(&path, token.as_deref(), body.as_bytes())).await;
+            let (token, due) = (self.token(), self.due());
+            let reply = self.scene.ask(due, &Request::post(&path, token.as_deref(), body.as_bytes())).await;
             let refusal = match self.hear(Call::Pass, Some(offer), None, &reply) {
                 Ok(heard) => return self.take_pass(offer, &reply, heard),
                 Err(refusal) => refusal,
             };
             let wait = match refusal.status {
-                425 => refusal.wait.min(self.until(sale.opens_at).max(RETRY_MIN)),
-                429 | 500.. => refusal.wait.min(RETRY_MAX),
+                425 => refusal.wait.min(self.until(page.opens_at).max(RETRY_MIN)),
+                0 | 429 | 500.. => refusal.wait.min(RETRY_MAX),
                 403 if refusal.code == Code::ChallengeFailed.as_str() => RETRY_MIN,
                 _ => return Err(GaveUp(format!("no pass: {}", refusal.code))),
             };
@@ -227,10 +325,9 @@ impl Person {
     fn take_pass(&mut self, offer: OfferId, reply: &Reply, heard: &Heard) -> Result<Ticket, GaveUp> {
         let PassGiven { pass, order_id: order, expires_at } = read(heard, "pass")?;
         self.note_at(reply.asked, reply.told, What::Pass { offer, order, expires_at });
-        count(&self.scene.progress.passes);
-        let quantity = self.scene.settings.quantity;
+        let quantity = self.quantity();
         let body = serde_json::to_vec(&OrderRequest { pass, quantity }).unwrap_or_default();
-        Ok(Ticket { offer, order, path: format!("/api/v1/offers/{offer}/orders"), body })
+        Ok(Ticket { offer, order, body })
     }
 
     fn wanted_offer(&self, sale: &SaleView) -> Result<OfferId, GaveUp> {
@@ -258,7 +355,7 @@ impl Person {
         match read(&heard, "challenge")? {
             Challenge::None => Ok(None),
             Challenge::Pow(challenge) => Box::pin(self.work(*challenge)).await.map(Some),
-            Challenge::Picture {} => Err(GaveUp("cannot read pictures".into())),
+            Challenge::Picture {} => Err(GaveUp("a picture cannot be solved by a program".into())),
         }
     }
 
@@ -274,31 +371,76 @@ impl Person {
         solved.ok_or_else(|| GaveUp("the proof of work was not found in time".into()))
     }
 
-    async fn buy(&mut self, ticket: &Ticket) -> Result<(), GaveUp> {
-        for number in 0..self.scene.settings.tries_max {
-            let outcome = if number == 0 && self.choices.double_click {
-                let (first, second) = tokio::join!(self.click(ticket), self.click(ticket));
-                let outcomes = (self.hear_try(ticket, &first), self.hear_try(ticket, &second));
-                better(outcomes.0, outcomes.1)
-            } else {
-                let reply = self.click(ticket).await;
-                self.hear_try(ticket, &reply)
+    async fn buy(&mut self, tickets: &[Arc<Ticket>], due: Instant) -> Result<(), GaveUp> {
+        let (volleys, parallel) = self.kind().map_or((1, 1), |kind| (kind.volleys, kind.parallel));
+        if volleys > 1 {
+            return match self.fire(tickets, due).await {
+                Outcome::Order(seen) => self.follow(seen).await,
+                Outcome::Refused => Ok(()),
+                Outcome::Again(wait) => {
+                    self.try_patiently(tickets, 1, self.scene.clock.instant() + wait).await
+                }
             };
-            match outcome {
+        }
+        let clicks = parallel.max(if self.choices.double_click { 2 } else { 1 });
+        self.try_patiently(tickets, clicks, due).await
+    }
+
+    /// Tries, waits as told, tries again.
+    async fn try_patiently(
+        &mut self,
+        tickets: &[Arc<Ticket>],
+        clicks: u32,
+        mut due: Instant,
+    ) -> Result<(), GaveUp> {
+        for number in 0..self.scene.settings.tries_max {
+            tokio::time::sleep_until(due.into()).await;
+            let clicks = if number == 0 { clicks } else { 1 };
+            match self.volley(tickets, clicks, due).await {
                 Outcome::Order(seen) => return self.follow(seen).await,
                 Outcome::Refused => return Ok(()),
-                Outcome::Again(wait) => tokio::time::sleep(self.jittered(wait)).await,
+                Outcome::Again(wait) => due = self.scene.clock.instant() + self.jittered(wait),
             }
         }
         Err(GaveUp("too many tries without an answer".into()))
     }
 
-    async fn click(&self, ticket: &Ticket) -> Reply {
-        count(&self.scene.progress.tries);
-        // No bearer: the pass says who.
-        let reply = self.scene.ask(&Request::post(&ticket.path, None, &ticket.body)).await;
-        self.scene.progress.count_try(&reply);
-        reply
+    /// Fires by its own clock, whatever it is told; a volley that comes late counts from when it was due.
+    async fn fire(&mut self, tickets: &[Arc<Ticket>], mut due: Instant) -> Outcome {
+        let Some(Kind { volleys, every, parallel, .. }) = self.kind().cloned() else {
+            return Outcome::Refused;
+        };
+        let mut best = Outcome::Refused;
+        for number in 0..volleys {
+            tokio::time::sleep_until(due.into()).await;
+            let outcome = self.volley(tickets, parallel, due).await;
+            best = if number == 0 { outcome } else { later(best, outcome) };
+            due += every;
+        }
+        best
+    }
+
+    /// So many clicks at once, taking turns with the passes.
+    async fn volley(&mut self, tickets: &[Arc<Ticket>], clicks: u32, due: Instant) -> Outcome {
+        if let (1, Some(ticket)) = (clicks, tickets.first()) {
+            let reply = click(&self.scene, ticket, due).await;
+            return self.hear_try(ticket, &reply);
+        }
+        let mut clicking = JoinSet::new();
+        for (_, ticket) in (0..clicks).zip(tickets.iter().cycle()) {
+            let (scene, ticket) = (Arc::clone(&self.scene), Arc::clone(ticket));
+            clicking.spawn(async move {
+                let reply = click(&scene, &ticket, due).await;
+                (ticket, reply)
+            });
+        }
+        let mut best = None;
+        while let Some(clicked) = clicking.join_next().await {
+            let Ok((ticket, reply)) = clicked else { continue };
+            let outcome = self.hear_try(&ticket, &reply);
+            best = Some(best.map_or(outcome, |best| better(best, outcome)));
+        }
+        best.unwrap_or(Outcome::Refused)
     }
 
     fn hear_try(&mut self, ticket: &Ticket, reply: &Reply) -> Outcome {
@@ -306,8 +448,7 @@ impl Person {
             Ok(heard) => match read::<OrderView>(heard, "order") {
                 Ok(view) => {
                     let (status, order) = (heard.status, Seen::from(&view));
-                    let asked = self.scene.settings.quantity;
-                    let what = What::Order { status, pass: ticket.order, asked, order };
+                    let what = What::Order { status, pass: ticket.order, asked: self.quantity(), order };
                     self.note_at(reply.asked, reply.told, what);
                     return Outcome::Order(order);
                 }
@@ -326,26 +467,38 @@ impl Person {
 
     async fn follow(&mut self, seen: Seen) -> Result<(), GaveUp> {
         count(&self.scene.progress.queued);
-        let last = match seen.state {
-            State::Queued => self.watch(seen.id, Some(seen.seq), false).await?,
+        let how = self.kind().map_or(Follow::LongPoll, |kind| kind.follow);
+        let last = match (seen.state, how) {
+            (State::Queued, Follow::Nothing) => None,
+            (State::Queued, Follow::LongPoll | Follow::Polling) => {
+                self.watch(seen.id, Some(seen.seq), false).await?
+            }
+            (State::Queued, Follow::Websocket | Follow::Sse) => {
+                match push::follow(self, seen.id, how).await {
+                    Some(seen) => Some(seen),
+                    // A push is a hint: whoever misses one looks.
+                    None => self.watch(seen.id, Some(seen.seq), false).await?,
+                }
+            }
             _ => Some(seen),
         };
-        if last.is_some_and(|seen| seen.is_live() && seen.state != State::Queued) {
-            count(&self.scene.progress.won);
-        }
-        Ok(())
+        let Some(won) = last.filter(|seen| seen.is_live() && seen.state != State::Queued) else {
+            return Ok(());
+        };
+        count(&self.scene.progress.won);
+        Box::pin(self.end(won)).await
     }
 
-    async fn hang_up(&mut self, ticket: &Ticket, percent: u8) -> Result<(), GaveUp> {
+    async fn hang_up(&mut self, ticket: &Ticket, percent: u8, due: Instant) -> Result<(), GaveUp> {
         count(&self.scene.progress.tries);
-        let asked = self.scene.clock.instant();
-        let request = Request::post(&ticket.path, None, &ticket.body);
+        let path = ticket.path();
+        let request = Request::post(&path, None, &ticket.body);
         match Box::pin(self.scene.hang_up(&request, percent)).await {
-            Ok(bytes) => self.note(asked, What::HungUp { pass: ticket.order, bytes }),
+            Ok(bytes) => self.note(due, What::HungUp { pass: ticket.order, bytes }),
             Err(error) => {
                 count(&self.scene.progress.errors);
                 let what = What::Broken { call: Call::Try, pass: Some(ticket.order), why: error.to_string() };
-                self.note(asked, what);
+                self.note(due, what);
             }
         }
         if !self.choices.comes_back {
@@ -359,29 +512,42 @@ impl Person {
     }
 
     /// Looks at an order until it is no longer queued. `None`: it is not there.
-    async fn watch(
+    pub(crate) async fn watch(
+        &mut self,
+        id: OrderId,
+        after: Option<u32>,
+        last: bool,
+    ) -> Result<Option<Seen>, GaveUp> {
+        self.watch_until(id, after, last, |seen| seen.state != State::Queued).await
+    }
+
+    /// Looks at an order until it is as wanted. `None`: it is not there.
+    pub(crate) async fn watch_until(
         &mut self,
         id: OrderId,
         mut after: Option<u32>,
         last: bool,
+        wanted: fn(&Seen) -> bool,
     ) -> Result<Option<Seen>, GaveUp> {
+        let polls = !last && self.kind().is_some_and(|kind| kind.follow == Follow::Polling);
+        let (wait, pause) = if polls { (Duration::ZERO, POLL_EVERY) } else { (LOOK_WAIT, RETRY_MIN) };
         let offer = self.history.offer().map_or(String::new(), |offer| format!("offer={offer}&"));
         let give_up_at = self.scene.clock.instant() + self.scene.settings.patience;
         loop {
             let beyond = after.map_or(String::new(), |seq| format!("&after={seq}"));
-            let path = format!("/api/v1/orders/{id}?{offer}wait={}{beyond}", LOOK_WAIT.as_secs());
-            let token = self.token.clone();
-            let reply = self.scene.ask_and_wait(&Request::get(&path, token.as_deref()), LOOK_WAIT).await;
+            let path = format!("/api/v1/orders/{id}?{offer}wait={}{beyond}", wait.as_secs());
+            let token = self.token();
+            let reply = self.scene.ask_and_wait(&Request::get(&path, token.as_deref()), wait).await;
             let wait = match self.hear(Call::Look, None, Some(id), &reply) {
                 Ok(heard) => {
                     let seen = Seen::from(&read::<OrderView>(heard, "order")?);
                     self.note_at(reply.asked, reply.told, What::Looked { id, found: Some(seen), last });
-                    if seen.state != State::Queued {
+                    if wanted(&seen) {
                         return Ok(Some(seen));
                     }
                     after = Some(seen.seq);
                     // A server without room for one more waiter answers at once.
-                    RETRY_MIN
+                    pause
                 }
                 Err(refusal) if refusal.status == 404 => {
                     self.note_at(reply.asked, reply.told, What::Looked { id, found: None, last });
@@ -390,7 +556,7 @@ impl Person {
                 Err(refusal) if matches!(refusal.status, 0 | 429 | 500..) => refusal.wait.min(RETRY_MAX),
                 Err(refusal) => return Err(GaveUp(format!("no look at the order: {}", refusal.code))),
             };
-            self.pause(wait, give_up_at, "the order stayed queued").await?;
+            self.pause(wait, give_up_at, "the order did not get on").await?;
         }
     }
 
@@ -404,9 +570,9 @@ impl Person {
     ) -> Result<Heard, GaveUp> {
         let give_up_at = self.scene.clock.instant() + self.scene.settings.patience;
         loop {
-            let token = self.token.clone();
+            let (token, due) = (self.token(), self.due());
             let request = Request { method, path, bearer: token.as_deref(), body };
-            let mut reply = self.scene.ask(&request).await;
+            let mut reply = self.scene.ask(due, &request).await;
             let refusal = match self.hear(call, None, None, &reply) {
                 Ok(_) => {
                     let heard = std::mem::replace(&mut reply.result, Err(CallError::AnswerTimeout));
@@ -415,14 +581,14 @@ impl Person {
                 Err(refusal) => refusal,
             };
             if !matches!(refusal.status, 0 | 429 | 500..) {
-                return Err(GaveUp(format!("{call:?} was refused: {}", refusal.code)));
+                return Err(GaveUp(format!("asked for {} and was told {}", call.words(), refusal.code)));
             }
             self.pause(refusal.wait.min(RETRY_MAX), give_up_at, "the shop did not answer").await?;
         }
     }
 
     /// Tells an answer from a refusal, which is written down at once. No answer is a refusal with status 0.
-    fn hear<'a>(
+    pub(crate) fn hear<'a>(
         &mut self,
         call: Call,
         offer: Option<OfferId>,
@@ -449,7 +615,12 @@ impl Person {
         Err(refusal)
     }
 
-    async fn pause(&mut self, wait: Duration, give_up_at: Instant, why: &str) -> Result<(), GaveUp> {
+    pub(crate) async fn pause(
+        &mut self,
+        wait: Duration,
+        give_up_at: Instant,
+        why: &str,
+    ) -> Result<(), GaveUp> {
         let wait = self.jittered(wait.max(RETRY_MIN));
         if self.scene.clock.instant() + wait > give_up_at {
             return Err(GaveUp(why.to_owned()));
@@ -464,34 +635,100 @@ impl Person {
     }
 
     /// How long until the server's clock shows `at`.
-    fn until(&self, at: UnixMs) -> Duration {
+    pub(crate) fn until(&self, at: UnixMs) -> Duration {
         Duration::from_millis(self.scene.clock.now().plus_ms(self.offset_ms).ms_until(at))
     }
 
-    fn note(&mut self, asked: Instant, what: What) {
+    /// When the request that is made now was due.
+    fn due(&mut self) -> Instant {
+        self.due.take().unwrap_or_else(|| self.scene.clock.instant())
+    }
+
+    fn kind(&self) -> Option<&Kind> {
+        self.scene.settings.mix.get(self.choices.kind)
+    }
+
+    fn quantity(&self) -> u32 {
+        self.kind().map_or(1, |kind| kind.quantity)
+    }
+
+    pub(crate) fn note(&mut self, asked: Instant, what: What) {
         self.note_at(asked, self.scene.clock.instant(), what);
     }
 
-    fn note_at(&mut self, asked: Instant, told: Instant, what: What) {
+    pub(crate) fn note_at(&mut self, asked: Instant, told: Instant, what: What) {
         let (asked_us, told_us) = (self.scene.clock.us_at(asked), self.scene.clock.us_at(told));
         self.history.events.push(Told { asked_us, told_us, what });
     }
 }
 
+async fn click(scene: &Scene, ticket: &Ticket, due: Instant) -> Reply {
+    count(&scene.progress.tries);
+    let path = ticket.path();
+    // No bearer: the pass says who.
+    let reply = scene.ask(due, &Request::post(&path, None, &ticket.body)).await;
+    scene.progress.count_try(&reply);
+    reply
+}
+
+impl Ticket {
+    fn path(&self) -> String {
+        format!("/api/v1/offers/{}/orders", self.offer)
+    }
+}
+
+fn dice(scene: &Scene, number: u32) -> Xoshiro256PlusPlus {
+    let seed = scene.settings.seed.wrapping_add(u64::from(number).wrapping_mul(SEED_STEP));
+    Xoshiro256PlusPlus::seed_from_u64(seed)
+}
+
 impl Choices {
-    fn draw(scene: &Scene, dice: &mut Xoshiro256PlusPlus) -> Self {
+    fn draw(scene: &Scene, number: u32, dice: &mut Xoshiro256PlusPlus) -> Self {
         let settings = &scene.settings;
-        let hangs_up = dice.random_bool(settings.hang_up);
-        // Half of them cut their own sentence, the others say it whole and do not wait for the answer.
-        let percent = if dice.random_bool(0.5) { 100 } else { dice.random_range(1..100) };
+        let mut lot = || dice.random_range(0.0..1.0);
+        let position = pick(&settings.mix, lot());
+        let (place, finger, page, pass) = (lot(), lot(), lot(), lot());
+        let (doubles, hangs, half, percent) = (lot(), lot(), lot(), lot());
+        let (comes_back, ending, thinks) = (lot(), lot(), lot());
+        let plain = Kind::default();
+        let kind = settings.mix.get(position).unwrap_or(&plain);
+        // One lot per place in the line, so that the curve is followed closely and not only on average.
+        let share = (f64::from(number) + place) / f64::from(settings.buyers.max(1));
+        let arrival = &settings.arrival;
+        let by_curve = match kind.fires {
+            Fires::Curve => arrival.within.mul_f64(arrival.curve.at(share)),
+            Fires::Opening => Duration::ZERO,
+        };
+        let tries_after = by_curve + kind.jitter.mul_f64(finger);
+        let ahead = |time: Duration, lot: f64| time.mul_f64(AHEAD_MIN + (1.0 - AHEAD_MIN) * lot);
+        let page_ahead = ahead(arrival.pages_ahead, page);
         Self {
-            arrives_after: settings.arrival_spread.mul_f64(dice.random_range(0.0..1.0)),
-            jitter: settings.jitter.mul_f64(dice.random_range(0.0..1.0)),
-            double_click: dice.random_bool(settings.double_click),
-            hang_up: hangs_up.then_some(percent),
-            comes_back: dice.random_bool(settings.come_back),
+            kind: position,
+            arrives_after: (settings.opens_in + tries_after).saturating_sub(page_ahead),
+            pass_ahead: ahead(arrival.passes_ahead, pass),
+            tries_after,
+            double_click: doubles < kind.double_click,
+            // Half of them cut their own sentence, the others say it whole and do not wait for the answer.
+            hang_up: (hangs < kind.hang_up).then(|| if half < 0.5 { 100 } else { percent_of(percent) }),
+            comes_back: comes_back < kind.come_back,
+            ending: kind.ending(ending),
+            decides_after: kind.decide_within.mul_f64(thinks),
         }
     }
+}
+
+/// 1 to 99.
+fn percent_of(lot: f64) -> u8 {
+    let percent = Duration::from_secs(99).mul_f64(lot).as_secs();
+    u8::try_from(percent).unwrap_or(0).clamp(1, 99)
+}
+
+fn earlier(instant: Instant, by: Duration) -> Instant {
+    instant.checked_sub(by).unwrap_or(instant)
+}
+
+fn half_ms(from: Instant, to: Instant) -> i64 {
+    i64::try_from(to.saturating_duration_since(from).as_millis() / 2).unwrap_or(0)
 }
 
 impl Refusal {
@@ -519,7 +756,15 @@ fn better(first: Outcome, second: Outcome) -> Outcome {
     }
 }
 
-fn read<'a, T: Deserialize<'a>>(heard: &'a Heard, what: &str) -> Result<T, GaveUp> {
+/// Of two volleys: an order stays, else the newer answer counts, so that "not open" is forgotten after "sold out".
+const fn later(before: Outcome, now: Outcome) -> Outcome {
+    match before {
+        Outcome::Order(_) => before,
+        Outcome::Refused | Outcome::Again(_) => now,
+    }
+}
+
+pub(crate) fn read<'a, T: Deserialize<'a>>(heard: &'a Heard, what: &str) -> Result<T, GaveUp> {
     serde_json::from_slice(&heard.body).map_err(|error| GaveUp(format!("this is no {what}: {error}")))
 }
 

@@ -3,12 +3,10 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use stampede::say;
 
 /// The same settings for every command that needs them.
 mod options;
-
-/// Words on standard output and standard error.
-mod say;
 
 /// Where a running server says that it runs.
 mod run_file;
@@ -22,7 +20,7 @@ mod client;
 /// The way to a server: one that runs, or one inside this process.
 mod reach;
 
-/// Numbers and tables for people.
+/// Money and tables for people.
 mod table;
 
 mod completions;

@@ -10,10 +10,11 @@ use rules::id::{OfferId, SaleId};
 use rules::money::Money;
 use rules::wire::{Page, Stats};
 use serde_json::{Value, json};
+use stampede::words::thousands;
 
 use super::client::{Client, random_text};
 use super::reach::{Folder, ReachOptions};
-use super::table::{Lean, Table, money, thousands};
+use super::table::{Lean, Table, money};
 use super::{Exit, say, signals::Signals};
 
 /// Between two looks of `stats --watch`.

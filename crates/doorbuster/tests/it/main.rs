@@ -35,6 +35,9 @@ mod power_cut;
 /// Many buyers at once.
 mod storm;
 
+/// The crowd's program against a real server.
+mod stampede;
+
 /// A sale from draft to recorded order.
 mod purchase;
 

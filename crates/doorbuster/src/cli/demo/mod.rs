@@ -1,12 +1,6 @@
 //! `demo`: a whole sale with nothing installed. It starts a server as `serve` would, makes a sale and sends a crowd,
 //! all over HTTP; what it then says comes from what the buyers and the operator were told.
 
-/// The live view.
-mod view;
-
-/// What to make of it in the end.
-mod verdict;
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -21,16 +15,19 @@ use rules::wire::{SaleView, Stats};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use stampede::crowd::{Crowd, CrowdSettings, Outcome, Tokens};
+use stampede::scenario::{Arrival, Curve, Kind};
+use stampede::summary::Summary;
+use stampede::verdict::{Evidence, judge};
+use stampede::view::{Samples, View};
+use stampede::words::{parse_time, span, thousands};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::verdict::Verdict;
 use super::client::{Client, random_text, throwaway_secret};
 use super::run_file::url;
 use super::serve::bind;
 use super::signals::Signals;
-use super::table::{span, thousands};
 use super::{Exit, say};
 
 const LISTEN: &str = "127.0.0.1:8080";
@@ -38,8 +35,8 @@ const LISTEN: &str = "127.0.0.1:8080";
 /// The sale stays open so long after the crowd has come, so that one can look around.
 const OPEN_FOR_S: u32 = 3_600;
 
-/// The crowd has all its passes about so long before the opening, if the machine keeps up.
-const CALM_BEFORE_OPENING: Duration = Duration::from_millis(500);
+/// How long fingers take: all tries are due within this time after the opening.
+const TRIES_WITHIN: Duration = Duration::from_millis(200);
 
 /// Shares of the crowd that are not well-behaved: it is they who break shops.
 const CLICKS_TWICE: f64 = 0.10;
@@ -117,8 +114,8 @@ impl Demo {
         if self.crowd == 0 {
             return Ok(Exit::Done);
         }
-        let verdict = self.let_them_in(shop, &sale).await?;
-        say::answer(&if self.json { verdict.to_json(&shop.url()).to_string() } else { verdict.to_text() });
+        let summary = self.let_them_in(shop, &sale).await?;
+        say::answer(&if self.json { summary.to_json(&shop.url()).to_string() } else { summary.to_text() });
         if !self.json && !self.exit {
             let offer = sale.offers.first().map(|offer| offer.id.to_string()).unwrap_or_default();
             say::answer("  More units for whoever comes now:");
@@ -128,7 +125,7 @@ impl Demo {
                 shop.admin_key
             ));
         }
-        Ok(if verdict.kept() { Exit::Done } else { Exit::Violated })
+        Ok(if summary.kept() { Exit::Done } else { Exit::Violated })
     }
 
     fn introduce(&self, shop: &Shop, sale: &SaleView) {
@@ -174,29 +171,56 @@ impl Demo {
         say::answer(&lines.join("\n"));
     }
 
-    async fn let_them_in(&self, shop: &Shop, sale: &SaleView) -> anyhow::Result<Verdict> {
-        let tokens = Tokens::Signed { secret: shop.auth_secret.clone().into_bytes() };
-        let mut settings = CrowdSettings::new(shop.address, sale.id, tokens, self.crowd);
-        settings.arrival_spread = self.open_in.saturating_sub(CALM_BEFORE_OPENING);
-        settings.double_click = CLICKS_TWICE;
-        settings.hang_up = HANGS_UP;
+    async fn let_them_in(&self, shop: &Shop, sale: &SaleView) -> anyhow::Result<Summary> {
         let before = shop.stats(sale).await?;
-        let crowd = Crowd::new(settings)?;
-        let watching = view::Watching {
+        let crowd = Crowd::new(self.settings(shop, sale))?;
+        let samples = Samples::default();
+        let view = View {
             progress: crowd.progress(),
-            shop,
-            sale,
+            clock: crowd.clock(),
+            opens_at: sale.opens_at,
+            stats: async || shop.stats(sale).await.map(Some),
+            samples: &samples,
             crowd: self.crowd.into(),
-            stock: self.stock.into(),
+            stock: Some(self.stock.into()),
             quiet: self.json,
+            bears: Duration::ZERO,
         };
         let outcome: Outcome = tokio::select! {
             outcome = crowd.run() => outcome?,
             // The view ends only when it cannot go on.
-            failed = watching.show() => return Err(failed),
+            failed = view.show() => return Err(failed),
         };
         let after = shop.when_quiet(sale).await?;
-        Ok(Verdict::of(&outcome, sale.opens_at, &before, &after))
+        let evidence = Evidence {
+            histories: &outcome.histories,
+            started_at: Some(outcome.started_at),
+            after: Some(&after),
+            alone_since: Some(&before),
+            ..Evidence::default()
+        };
+        let findings = judge(&evidence);
+        Ok(Summary::of(&outcome, sale.opens_at, &evidence, &findings))
+    }
+
+    fn settings(&self, shop: &Shop, sale: &SaleView) -> CrowdSettings {
+        let tokens = Tokens::Signed { secret: shop.auth_secret.clone().into_bytes() };
+        let jitter = Duration::ZERO;
+        let human = Kind { double_click: CLICKS_TWICE, hang_up: HANGS_UP, jitter, ..Kind::default() };
+        let opens_in = Duration::from_millis(shop.clock.now().ms_until(sale.opens_at));
+        let arrival = Arrival {
+            curve: Curve::Constant,
+            within: TRIES_WITHIN,
+            pages_ahead: opens_in,
+            passes_ahead: opens_in,
+            ..Arrival::default()
+        };
+        CrowdSettings {
+            mix: vec![human],
+            arrival,
+            opens_in,
+            ..CrowdSettings::new(shop.address, sale.id, tokens, self.crowd)
+        }
     }
 }
 
@@ -306,34 +330,6 @@ fn bind_or_any(wanted: &str) -> anyhow::Result<(TcpListener, SocketAddr, bool)> 
             address.set_port(0);
             let (listener, address) = bind("listen", &address.to_string())?;
             Ok((listener, address, true))
-        }
-    }
-}
-
-/// `5s`, `500ms`, `2m`.
-fn parse_time(text: &str) -> Result<Duration, String> {
-    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let number: u32 = digits.parse().map_err(|_| "write a number and a unit, such as 5s".to_owned())?;
-    let ms = match text.strip_prefix(digits) {
-        Some("ms") => 1,
-        Some("s") => 1_000,
-        Some("m") => 60_000,
-        _ => return Err("the unit must be ms, s or m, such as 5s".to_owned()),
-    };
-    Ok(Duration::from_millis(u64::from(number) * ms))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_have_a_number_and_a_unit() {
-        assert_eq!(parse_time("5s"), Ok(Duration::from_secs(5)));
-        assert_eq!(parse_time("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(parse_time("2m"), Ok(Duration::from_secs(120)));
-        for bad in ["", "5", "s", "-1s", "5h", "1.5s"] {
-            assert!(parse_time(bad).is_err(), "{bad}");
         }
     }
 }

@@ -1,0 +1,226 @@
+//! The crowd's program against a real server: it finds the shop clean, rehearses a sale with a copy, and judges a kept
+//! history again. What it does against a shop that lies is tested in its own crate.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::app::{ADMIN_KEY, AUTH_SECRET, TestApp, TestSale, draft_between};
+
+const CLEAN: ExitCode = ExitCode::SUCCESS;
+
+struct Stampede<'a> {
+    app: &'a TestApp,
+    folder: TempDir,
+}
+
+impl<'a> Stampede<'a> {
+    fn of(app: &'a TestApp) -> Self {
+        Self { app, folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&std::fs::read_to_string(self.file("night.json")).unwrap()).unwrap()
+    }
+
+    /// A command against this server, as its operator and with the shop's secret.
+    async fn ask(&self, command: &str, sale: &TestSale, more: &[&str]) -> ExitCode {
+        let (url, json) = (self.app.url(""), self.file("night.json"));
+        let mut args =
+            vec!["stampede", command, "--url", &url, "--sale", &sale.id, "--json", &json, "--quiet"];
+        args.extend(["--secret", AUTH_SECRET, "--admin-key", ADMIN_KEY, "--connections", "64"]);
+        args.extend(more);
+        run(&args).await
+    }
+}
+
+async fn run(args: &[&str]) -> ExitCode {
+    stampede::cli::run(args.iter().map(Into::into)).await
+}
+
+/// Exit codes cannot be compared, only shown.
+fn assert_exit(code: ExitCode, wanted: ExitCode, told: &dyn std::fmt::Display) {
+    assert_eq!(format!("{code:?}"), format!("{wanted:?}"), "{told:#}");
+}
+
+fn sentences(night: &Value) -> &[Value] {
+    night["sentences"].as_array().unwrap()
+}
+
+mod heavy {
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn every_shipped_scenario_finds_the_shop_clean() {
+        let app = TestApp::start().await;
+        for shipped in stampede::scenario::SHIPPED {
+            let mut draft = draft_between(2, 3_600, 20);
+            draft["registration"] = if shipped.name == "registration" { "required" } else { "none" }.into();
+            let sale = app.publish(draft).await;
+            let crowd = Stampede::of(&app);
+            let (report, history) = (crowd.file("night.html"), crowd.file("night.jsonl"));
+            let more = ["--scenario", shipped.name, "--buyers", "150", "--within", "500ms"];
+            let files = ["--report", &report, "--history", &history];
+            let code = crowd.ask("run", &sale, &[&more[..], &files[..]].concat()).await;
+            let night = crowd.json();
+            assert_exit(code, CLEAN, &format!("{}: {}", shipped.name, night["sentences"]));
+            assert_eq!((&night["kept"], sentences(&night).len()), (&json!(true), 0), "{}", shipped.name);
+            assert_eq!(night["summary"]["stock"], 20, "{}", shipped.name);
+            // Every unit went out; what was cancelled may have found somebody else, or nobody.
+            let (sold, cancelled) =
+                (night["summary"]["sold"].as_u64().unwrap(), night["totals"]["cancelled"].as_u64().unwrap());
+            assert!(sold <= 20 && sold + cancelled >= 20, "{}: {sold} + {cancelled}", shipped.name);
+            if shipped.name == "half-pay" {
+                assert!(
+                    night["totals"]["no_payment"].as_u64().unwrap() > 0
+                        || night["totals"]["paid"].as_u64().unwrap() > 0
+                );
+            }
+            let page = std::fs::read_to_string(&report).unwrap();
+            assert!(
+                page.to_lowercase().starts_with("<!doctype html>") && page.len() > 10_000,
+                "{}",
+                shipped.name
+            );
+            // The kept history is judged the same again.
+            assert_exit(run(&["stampede", "check", &history, "--quiet"]).await, CLEAN, &shipped.name);
+            spoil_and_check(Path::new(&history)).await;
+        }
+    }
+
+    /// One order that the last look no longer finds.
+    async fn spoil_and_check(history: &Path) {
+        let kept = std::fs::read_to_string(history).unwrap();
+        let mut lines: Vec<Value> = kept.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let events = lines.iter_mut().filter_map(|line| line.get_mut("events")?.as_array_mut()).flatten();
+        let mut looks = events.filter(|event| event["told"] == "looked" && event["last"] == true);
+        looks.next().unwrap()["found"] = Value::Null;
+        let spoilt: Vec<String> = lines.iter().map(ToString::to_string).collect();
+        std::fs::write(history, spoilt.join("\n")).unwrap();
+        let (file, json) =
+            (history.display().to_string(), history.with_extension("json").display().to_string());
+        let code = run(&["stampede", "check", &file, "--json", &json, "--quiet"]).await;
+        let night: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        assert_exit(code, ExitCode::FAILURE, &night["sentences"]);
+        assert!(
+            sentences(&night)
+                .iter()
+                .any(|sentence| sentence.as_str().unwrap().ends_with("and now it is gone."))
+        );
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_rehearsal_runs_a_copy_ends_it_and_says_that_it_holds() {
+        let app = TestApp::start().await;
+        let sale = app.publish(draft_between(3_600, 7_200, 30)).await;
+        let crowd = Stampede::of(&app);
+        let more = ["--buyers", "200", "--within", "1s", "--open-in", "3s"];
+        let code = crowd.ask("rehearse", &sale, &more).await;
+        let night = crowd.json();
+        assert_exit(code, CLEAN, &night["rehearsal"]);
+        let said: Vec<&str> = night["rehearsal"]["sentences"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one.as_str().unwrap())
+            .collect();
+        assert!(said[0].starts_with("It holds"), "{said:?}");
+        assert!(said.iter().any(|sentence| sentence.starts_with("It sells out")), "{said:?}");
+        assert_eq!(night["summary"]["sold"], 30);
+        // The real sale is untouched, the copy is over and was never listed.
+        assert_eq!(app.stats(&sale).await["offers"][0]["free"], 30);
+        let sales = app.operate("GET", "/admin/v1/sales", None, 200).await;
+        let copy = sales["items"].as_array().unwrap().iter().find(|one| one["rehearsal"] == true).unwrap();
+        assert_eq!((&copy["state"], &copy["title"]), (&json!("ended"), &json!("Rehearsal of 1499 night")));
+        let listed = app.call("GET", "/api/v1/sales", None, None, 200).await;
+        assert!(!listed.to_string().contains("Rehearsal"), "{listed}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_rehearsal_that_is_shed_says_which_setting_to_change() {
+        let app = TestApp::with(&["limits.per_buyer_per_s=1", "limits.per_buyer_burst=4"]).await;
+        let sale = app.publish(draft_between(3_600, 7_200, 5)).await;
+        let crowd = Stampede::of(&app);
+        let scenario = crowd.file("hammers.toml");
+        std::fs::write(&scenario, "title = \"hammers\"\n[[person]]\nvolleys = 10\nevery = \"20ms\"\n")
+            .unwrap();
+        let more = ["--buyers", "20", "--within", "1s", "--open-in", "3s", "--scenario", &scenario];
+        crowd.ask("rehearse", &sale, &more).await;
+        let changes = crowd.json()["rehearsal"]["changes"].to_string();
+        assert!(changes.contains("limits.per_buyer_per_s"), "{changes}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn tokens_can_come_from_a_file_and_the_demo_logs_everybody_in() {
+        let app = TestApp::with(&["demo=true"]).await;
+        let sale = app.open_sale(3).await;
+        let crowd = Stampede::of(&app);
+        let tokens: Vec<String> = (0..5).map(|number| app.buyer(&format!("member {number}")).token).collect();
+        let (file, url) = (crowd.file("tokens.txt"), app.url(""));
+        std::fs::write(&file, tokens.join("\n")).unwrap();
+        let scenario = crowd.file("calm.toml");
+        let calm = "title = \"calm\"\n[arrival]\nloop = \"closed\"\nat_once = 2\n[[person]]\nfollow = \"websocket\"\ncancel = 1.0\ndecide_within = \"0ms\"\n";
+        std::fs::write(&scenario, calm).unwrap();
+        let common =
+            ["stampede", "run", "--url", &url, "--sale", &sale.id, "--scenario", &scenario, "--quiet"];
+        let given = ["--tokens", &file, "--buyers", "5", "--admin-key", ADMIN_KEY];
+        assert_exit(run(&[&common[..], &given[..]].concat()).await, CLEAN, &"with tokens");
+        let orders = app.operate("GET", &format!("/admin/v1/orders?sale={}", sale.id), None, 200).await;
+        let buyers: Vec<&str> = orders["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|order| order["buyer"].as_str().unwrap())
+            .collect();
+        assert!(buyers.len() == 5 && buyers.iter().all(|buyer| buyer.starts_with("member ")), "{buyers:?}");
+        // Without the operator's key only what the buyers were told is judged.
+        let demo = ["--demo-login", "--buyers", "4"];
+        assert_exit(run(&[&common[..], &demo[..]].concat()).await, CLEAN, &"demo login");
+        let many = ["--tokens", &file, "--buyers", "6"];
+        assert_exit(run(&[&common[..], &many[..]].concat()).await, ExitCode::from(2), &"too few tokens");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_work_is_said_and_ends_with_code_2() {
+    let app = TestApp::start().await;
+    let url = app.url("");
+    let no_sale = rules::id::SaleId(7).to_string();
+    let two = ExitCode::from(2);
+    let of = |url: &str, more: &[&str]| {
+        let common =
+            ["stampede", "run", "--url", url, "--sale", &no_sale, "--buyers", "1", "--secret", AUTH_SECRET];
+        [&common[..], more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let cases = [
+        of(&url, &[]),
+        of("http://127.0.0.1:1", &[]),
+        of("https://127.0.0.1:1", &[]),
+        of(&url, &["--scenario", "no such night"]),
+        of(&url, &["--within", "soon"]),
+        of(&url, &["--tokens", "also.txt"]),
+        of(&url, &["--report", "/no/such/folder/night.html"]),
+        vec!["stampede".into(), "check".into(), "/no/such/night.jsonl".into()],
+        vec!["stampede".into(), "check".into(), "Cargo.toml".into()],
+        vec!["stampede".into()],
+    ];
+    for case in cases {
+        let args: Vec<&str> = case.iter().map(String::as_str).collect();
+        assert_exit(run(&args).await, two, &format!("{args:?}"));
+    }
+    let picture = app.publish({
+        let mut draft = draft_between(60, 120, 1);
+        draft["challenge"] = "picture".into();
+        draft
+    });
+    let picture = picture.await;
+    assert_exit(Stampede::of(&app).ask("run", &picture, &["--buyers", "1"]).await, two, &"a picture");
+}

@@ -1,0 +1,172 @@
+//! What is said and written after a night: the verdict in words, the report, the JSON, the history.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::record::Record;
+use crate::rehearsal::Rehearsal;
+use crate::report;
+use crate::say;
+use crate::summary::Summary;
+use crate::verdict::{Finding, judge};
+use crate::words::{many, span};
+
+/// Where the answers go.
+#[derive(Debug, Args)]
+pub struct Output {
+    /// Writes the report as one HTML page.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Writes everything as JSON; `-` is standard output, and then nothing else is said there.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Says only what is wrong.
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+/// A night with its judgement.
+#[derive(Debug)]
+pub struct Judged {
+    pub record: Record,
+    findings: Vec<Finding>,
+    summary: Summary,
+}
+
+impl Judged {
+    pub fn of(record: Record) -> Self {
+        let evidence = record.evidence();
+        let findings = judge(&evidence);
+        let summary = Summary::of(&record.outcome, record.facts.opens_at, &evidence, &findings);
+        Self { findings, summary, record }
+    }
+
+    pub fn is_clean(&self) -> bool {
+        self.summary.kept()
+    }
+
+    pub fn violations(&self) -> usize {
+        self.summary.sentences().len()
+    }
+
+    /// What was not compared, and why: silence would look like a yes.
+    fn notes(&self, rehearsal: Option<&Rehearsal>) -> Vec<String> {
+        let facts = &self.record.facts;
+        let mut notes: Vec<String> = Vec::new();
+        if let Some(rehearsal) = rehearsal {
+            notes.extend(rehearsal.sentences.iter().chain(&rehearsal.changes).cloned());
+        }
+        if facts.after.is_none() {
+            notes.push(
+                "Without --admin-key the stock was not compared, only what the buyers were told.".to_owned(),
+            );
+        } else {
+            if !facts.alone {
+                notes.push("Others bought too, so only what holds in any company was compared.".to_owned());
+            }
+            if facts.books.is_none() {
+                notes.push(
+                    "There are too many orders to compare them one by one with the operator's list."
+                        .to_owned(),
+                );
+            }
+            if facts.audit.is_none() {
+                notes.push("The shop's own audit is not available at this server.".to_owned());
+            }
+        }
+        if facts.totals.no_payment > 0 {
+            let wanted = many(facts.totals.no_payment, "buyer");
+            notes.push(format!("{wanted} wanted to pay: payment is not available at this server."));
+        }
+        notes
+    }
+
+    fn to_json(&self, rehearsal: Option<&Rehearsal>) -> Value {
+        let (sentences, notes) = (self.summary.sentences(), self.notes(rehearsal));
+        let report = self.record.report(&sentences, &notes, report::json);
+        json!({
+            "kept": self.is_clean(),
+            "findings": self.findings,
+            "sentences": sentences,
+            "notes": notes,
+            "rehearsal": rehearsal,
+            "totals": self.record.facts.totals,
+            "summary": self.summary.to_json(&self.record.facts.url),
+            "cpu_per_call_us": self.record.facts.cpu_us.checked_div(self.record.facts.totals.calls),
+            "report": report,
+        })
+    }
+}
+
+impl Output {
+    /// Whether there is to be no live view on standard output.
+    pub fn is_silent(&self) -> bool {
+        self.quiet || self.to_stdout()
+    }
+
+    fn to_stdout(&self) -> bool {
+        self.json.as_deref() == Some(Path::new("-"))
+    }
+
+    /// Files that cannot be written are noticed before the crowd comes, not after.
+    pub fn check(&self) -> anyhow::Result<()> {
+        for file in self.report.iter().chain(&self.json).filter(|file| *file != Path::new("-")) {
+            check_writable(file)?;
+        }
+        Ok(())
+    }
+
+    pub fn give(&self, judged: &Judged, rehearsal: Option<&Rehearsal>) -> anyhow::Result<()> {
+        if let Some(file) = &self.report {
+            let (sentences, notes) = (judged.summary.sentences(), judged.notes(rehearsal));
+            write(file, &judged.record.report(&sentences, &notes, report::html))?;
+        }
+        match &self.json {
+            Some(_) if self.to_stdout() => say::answer(&judged.to_json(rehearsal).to_string()),
+            Some(file) => write(file, &format!("{:#}\n", judged.to_json(rehearsal)))?,
+            None => {}
+        }
+        if !self.to_stdout() {
+            self.talk(judged, rehearsal);
+        }
+        Ok(())
+    }
+
+    fn talk(&self, judged: &Judged, rehearsal: Option<&Rehearsal>) {
+        if self.quiet {
+            judged.summary.sentences().iter().for_each(|sentence| say::answer(sentence));
+            return;
+        }
+        say::answer(&judged.summary.to_text());
+        if let Some(rehearsal) = rehearsal {
+            say::answer(&format!("{}\n", rehearsal.to_text()));
+        }
+        let facts = &judged.record.facts;
+        let cpu = std::time::Duration::from_micros(facts.cpu_us.checked_div(facts.totals.calls).unwrap_or(0));
+        say::answer(&format!(
+            "  The crowd made {}, at {} of CPU each.",
+            many(facts.totals.calls, "call"),
+            span(cpu)
+        ));
+        judged.notes(None).iter().for_each(|note| say::answer(&format!("  {note}")));
+        if let Some(file) = &self.report {
+            say::answer(&format!("  The report is in {}.", file.display()));
+        }
+    }
+}
+
+pub fn check_writable(file: &Path) -> anyhow::Result<()> {
+    std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(file)
+        .with_context(|| format!("{} cannot be written; does its folder exist?", file.display()))?;
+    Ok(())
+}
+
+fn write(file: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(file, text).with_context(|| format!("{} cannot be written", file.display()))
+}

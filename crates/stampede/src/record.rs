@@ -1,0 +1,215 @@
+//! All facts of one night, as they are kept in a file and judged again later: one line of JSON for the night, then one
+//! per buyer. It computes nothing; `verdict`, `summary` and `report` do.
+
+use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use rules::id::{OfferId, SaleId};
+use rules::time::UnixMs;
+use rules::wire::{OperatorOrder, Stats};
+use serde::{Deserialize, Serialize};
+
+use crate::crowd::{Outcome, Snapshot};
+use crate::history::History;
+use crate::report;
+use crate::verdict::{Audit, Evidence};
+use crate::view::Sample;
+
+/// The version of the file. Another one is refused rather than half understood.
+const VERSION: u32 = 1;
+
+/// One night.
+#[derive(Clone, Debug)]
+pub struct Record {
+    pub facts: Facts,
+    pub outcome: Outcome,
+}
+
+/// What is known of the night as a whole.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Facts {
+    /// The version of the file.
+    pub stampede: u32,
+    pub url: String,
+    pub sale: SaleId,
+    pub title: String,
+    pub offers: Vec<OfferFacts>,
+    /// The opening, by the server's clock.
+    pub opens_at: UnixMs,
+    /// The server's clock minus the crowd's, in milliseconds.
+    pub offset_ms: i64,
+    pub scenario: String,
+    pub scenario_text: String,
+    /// The names of the mix, by position.
+    pub kinds: Vec<String>,
+    pub buyers: u32,
+    pub open_loop: bool,
+    pub started_at: UnixMs,
+    pub elapsed_us: u64,
+    pub totals: Snapshot,
+    pub before: Option<Stats>,
+    pub after: Option<Stats>,
+    /// Nobody else bought, paid or cancelled.
+    pub alone: bool,
+    pub samples: Vec<Sample>,
+    pub books: Option<Vec<OperatorOrder>>,
+    pub audit: Option<Audit>,
+    /// CPU time of the crowd, in microseconds.
+    pub cpu_us: u64,
+    pub cores: usize,
+    pub kernel: String,
+    pub connections: usize,
+    /// The command that repeats the night, without secrets.
+    pub command: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct OfferFacts {
+    pub id: OfferId,
+    pub name: String,
+    /// `None`: nobody asked the operator.
+    pub stock: Option<u32>,
+}
+
+#[derive(Serialize)]
+struct LineOut<'a> {
+    kind: usize,
+    #[serde(flatten)]
+    history: &'a History,
+}
+
+#[derive(Deserialize)]
+struct LineIn {
+    #[serde(default)]
+    kind: usize,
+    #[serde(flatten)]
+    history: History,
+}
+
+impl Facts {
+    #[must_use]
+    pub const fn version() -> u32 {
+        VERSION
+    }
+}
+
+impl Record {
+    /// What a judge needs of it.
+    #[must_use]
+    pub fn evidence(&self) -> Evidence<'_> {
+        let facts = &self.facts;
+        Evidence {
+            histories: &self.outcome.histories,
+            started_at: Some(facts.started_at),
+            after: facts.after.as_ref(),
+            alone_since: facts.before.as_ref().filter(|_| facts.alone),
+            books: facts.books.as_deref(),
+            audit: facts.audit.as_ref(),
+        }
+    }
+
+    /// The opening, by the crowd's clock.
+    #[must_use]
+    pub const fn opened_at(&self) -> UnixMs {
+        self.facts.opens_at.plus_ms(self.facts.offset_ms.saturating_neg())
+    }
+
+    pub fn write(&self, path: &Path) -> anyhow::Result<()> {
+        let file =
+            std::fs::File::create(path).with_context(|| format!("{} cannot be written", path.display()))?;
+        let mut out = BufWriter::new(file);
+        serde_json::to_writer(&mut out, &self.facts)?;
+        out.write_all(b"\n")?;
+        for (position, history) in self.outcome.histories.iter().enumerate() {
+            let kind = self.outcome.kinds.get(position).copied().unwrap_or(0);
+            serde_json::to_writer(&mut out, &LineOut { kind, history })?;
+            out.write_all(b"\n")?;
+        }
+        out.flush().with_context(|| format!("{} cannot be written", path.display()))
+    }
+
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let file = std::fs::File::open(path).with_context(|| {
+            format!("{} cannot be read; `stampede run --history FILE` writes one", path.display())
+        })?;
+        let mut lines = BufReader::new(file).lines();
+        let first = lines.next().context("the file is empty")??;
+        let facts: Facts = serde_json::from_str(&first).with_context(|| {
+            format!("the first line of {} does not describe a night; is it a history file?", path.display())
+        })?;
+        ensure!(
+            facts.stampede == VERSION,
+            "{} is of version {}, this program reads version {VERSION}",
+            path.display(),
+            facts.stampede
+        );
+        let (mut histories, mut kinds) = (Vec::new(), Vec::new());
+        for (number, line) in lines.enumerate() {
+            let line: LineIn = serde_json::from_str(&line?)
+                .with_context(|| format!("line {} of {} is no history", number + 2, path.display()))?;
+            histories.push(line.history);
+            kinds.push(line.kind);
+        }
+        let (started_at, totals) = (facts.started_at, facts.totals.clone());
+        let elapsed = Duration::from_micros(facts.elapsed_us);
+        Ok(Self { outcome: Outcome { started_at, elapsed, totals, histories, kinds }, facts })
+    }
+
+    /// Hands the facts to `with` in the form a report is made of.
+    pub fn report<T>(
+        &self,
+        sentences: &[String],
+        notes: &[String],
+        with: impl FnOnce(&report::Input<'_>) -> T,
+    ) -> T {
+        let Facts { title, kinds, totals, .. } = &self.facts;
+        let offers: Vec<report::Offer<'_>> = self.facts.offers.iter().map(OfferFacts::to_report).collect();
+        let role = |kind: &usize| kinds.get(*kind).map_or("human", String::as_str);
+        let roles: Vec<&str> = self.outcome.kinds.iter().map(role).collect();
+        let stock: Vec<report::StockSample> = self.facts.samples.iter().map(to_stock).collect();
+        let more = [
+            ("sockets".to_owned(), self.facts.connections.to_string()),
+            ("answered calls".to_owned(), totals.calls.to_string()),
+        ];
+        with(&report::Input {
+            scenario: report::Scenario { name: &self.facts.scenario, text: &self.facts.scenario_text },
+            url: &self.facts.url,
+            sale: title,
+            offers: &offers,
+            started_at: self.facts.started_at,
+            opened_at: self.opened_at(),
+            elapsed: self.outcome.elapsed,
+            buyers: self.facts.buyers,
+            histories: &self.outcome.histories,
+            roles: &roles,
+            stock: &stock,
+            verdict: report::Verdict::Judged(sentences),
+            notes,
+            generator: report::Generator {
+                lateness: self.facts.open_loop.then_some(totals.late),
+                cpu: Duration::from_micros(self.facts.cpu_us),
+                requests: totals.calls,
+                offered: totals.late.count,
+                achieved: totals.in_time,
+            },
+            conditions: report::Conditions {
+                cores: self.facts.cores,
+                kernel: &self.facts.kernel,
+                more: &more,
+            },
+            command: &self.facts.command,
+        })
+    }
+}
+
+impl OfferFacts {
+    fn to_report(&self) -> report::Offer<'_> {
+        report::Offer { id: self.id, name: &self.name, stock: self.stock.unwrap_or(0) }
+    }
+}
+
+const fn to_stock(sample: &Sample) -> report::StockSample {
+    report::StockSample { at_us: sample.at_us, offer: sample.offer, free: sample.free }
+}

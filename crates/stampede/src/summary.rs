@@ -1,0 +1,302 @@
+//! What to make of a night: how it went, and each promise with a yes or a no. It knows only what buyers and operator
+//! were told; `verdict` judges.
+
+use std::time::Duration;
+
+use rules::time::UnixMs;
+use rules::wire::{Code, OfferStats};
+use serde_json::{Value, json};
+
+use crate::crowd::{Outcome, Snapshot};
+use crate::history::{History, Seen, What};
+use crate::say::Paint;
+use crate::verdict::{Evidence, Finding, Promise};
+use crate::words::{many, span, span_us, thousands};
+
+/// How a person says that a clear refusal kept the pass away.
+const NO_PASS: &str = "no pass: ";
+
+/// Findings shown per promise; the rest is counted.
+const FINDINGS_SHOWN_MAX: usize = 5;
+
+/// How each buyer went home.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Buyers {
+    won: u64,
+    sold_out: u64,
+    hung_up: u64,
+    gave_up: u64,
+    other: u64,
+}
+
+impl Buyers {
+    fn count(histories: &[History]) -> Self {
+        let mut buyers = Self::default();
+        for history in histories {
+            let told = |wanted: fn(&What) -> bool| history.events.iter().any(|event| wanted(&event.what));
+            let count = if history.orders().iter().any(Seen::is_live) {
+                &mut buyers.won
+            } else if told(
+                |what| matches!(what, What::Refused { code, .. } if code == Code::SoldOut.as_str()),
+            ) {
+                &mut buyers.sold_out
+            } else if told(|what| matches!(what, What::HungUp { .. })) {
+                &mut buyers.hung_up
+            } else if told(|what| matches!(what, What::GaveUp { why } if !is_an_answer(why))) {
+                &mut buyers.gave_up
+            } else {
+                &mut buyers.other
+            };
+            *count += 1;
+        }
+        buyers
+    }
+}
+
+/// Buyers who were told that payment, blocks or registration forbid it have an answer; who gave up has none.
+fn gave_up(histories: &[History], count: u64) -> Option<(Promise, String)> {
+    let why = histories.iter().flat_map(|history| &history.events).find_map(|event| match &event.what {
+        What::GaveUp { why } if !is_an_answer(why) => Some(why.as_str()),
+        _ => None,
+    });
+    let why = why.filter(|_| count > 0)?;
+    let went =
+        if count == 1 { "1 buyer went".to_owned() } else { format!("{} buyers went", thousands(count)) };
+    Some((Promise::EverybodyAnswered, format!("{went} home without an answer, one of them because: {why}.")))
+}
+
+/// "no pass: not_registered" is a clear answer, "no pass in time" is none.
+fn is_an_answer(why: &str) -> bool {
+    why.starts_with(NO_PASS)
+}
+
+fn sold_within(histories: &[History], opens_at: UnixMs) -> Duration {
+    let made = histories.iter().flat_map(History::orders).map(|order| opens_at.ms_until(order.created_at));
+    Duration::from_millis(made.max().unwrap_or_default())
+}
+
+/// The stock as the operator sees it after everything was quiet.
+#[derive(Clone, Copy, Debug)]
+struct Units {
+    stock: u64,
+    free: u64,
+    taken: u64,
+}
+
+impl Units {
+    fn of(offers: &[OfferStats]) -> Self {
+        let sum = |of: fn(&OfferStats) -> u32| offers.iter().map(|offer| u64::from(of(offer))).sum();
+        Self {
+            stock: sum(|offer| offer.stock),
+            free: sum(|offer| offer.free),
+            taken: sum(|offer| offer.held.saturating_add(offer.sold)),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Summary {
+    totals: Snapshot,
+    elapsed: Duration,
+    buyers: Buyers,
+    /// `None`: nobody asked the operator.
+    units: Option<Units>,
+    /// Orders that hold units, as the buyers see them.
+    orders: u64,
+    /// From the opening to the last unit that was granted.
+    sold_within: Duration,
+    findings: Vec<(Promise, String)>,
+}
+
+impl Summary {
+    pub fn of(outcome: &Outcome, opens_at: UnixMs, evidence: &Evidence<'_>, findings: &[Finding]) -> Self {
+        let mut findings: Vec<(Promise, String)> =
+            findings.iter().map(|finding| (finding.promise(), finding.to_string())).collect();
+        let buyers = Buyers::count(&outcome.histories);
+        findings.extend(gave_up(&outcome.histories, buyers.gave_up));
+        let live = |order: &Seen| order.is_live();
+        let orders = outcome.histories.iter().flat_map(History::orders).filter(live).count();
+        Self {
+            totals: outcome.totals.clone(),
+            elapsed: outcome.elapsed,
+            buyers,
+            units: evidence.after.map(|after| Units::of(&after.offers)),
+            orders: u64::try_from(orders).unwrap_or(u64::MAX),
+            sold_within: sold_within(&outcome.histories, opens_at),
+            findings,
+        }
+    }
+
+    #[must_use]
+    pub fn kept(&self) -> bool {
+        self.findings.is_empty()
+    }
+
+    /// One sentence per promise that was not kept.
+    #[must_use]
+    pub fn sentences(&self) -> Vec<String> {
+        self.findings.iter().map(|(_, sentence)| sentence.clone()).collect()
+    }
+
+    /// From the opening to the last unit that was granted.
+    #[must_use]
+    pub const fn sold_within(&self) -> Duration {
+        self.sold_within
+    }
+
+    /// Promises there was an occasion to break.
+    fn promises(&self) -> impl Iterator<Item = Promise> {
+        let Snapshot { paid, cancelled, .. } = self.totals;
+        let broken = !self.broken(Promise::MoneyEndsOnce).is_empty();
+        let money = paid + cancelled > 0 || broken;
+        Promise::ALL.into_iter().filter(move |promise| *promise != Promise::MoneyEndsOnce || money)
+    }
+
+    fn broken(&self, promise: Promise) -> Vec<&str> {
+        let of_it = self.findings.iter().filter(|(broken, _)| *broken == promise);
+        of_it.map(|(_, sentence)| sentence.as_str()).collect()
+    }
+
+    fn evidence(&self, promise: Promise) -> String {
+        let buyers = self.buyers;
+        let crowd = thousands(buyers.won + buyers.sold_out + buyers.hung_up + buyers.gave_up + buyers.other);
+        let orders = thousands(self.units.map_or(self.orders, |units| units.taken));
+        match (promise, self.units) {
+            (Promise::NeverOversold | Promise::NoUnitStranded, None) => {
+                "not compared: without the admin key nobody knows the stock".to_owned()
+            }
+            (Promise::NeverOversold, Some(units)) => {
+                format!("{} units, {orders} orders", thousands(units.stock))
+            }
+            (Promise::NoUnitStranded, Some(units)) => {
+                format!("{} free + {orders} held or sold = {}", thousands(units.free), thousands(units.stock))
+            }
+            (Promise::OneOrderPerBuyer, _) => {
+                let tries = thousands(self.totals.tries);
+                format!("{tries} tries, double clicks included, made {orders} orders")
+            }
+            (Promise::EverybodyAnswered, _) => {
+                format!("{crowd} buyers, none left waiting, every order looked at again")
+            }
+            (Promise::NobodyEarly, _) => "no order is older than the opening".to_owned(),
+            (Promise::MoneyEndsOnce, _) => {
+                let Snapshot { paid, cancelled, .. } = self.totals;
+                format!("{} paid, {} cancelled", thousands(paid), thousands(cancelled))
+            }
+        }
+    }
+
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let dim = Paint::dim();
+        let mut lines = vec![String::new(), self.sold_text(), String::new()];
+        self.buyers_text(&mut lines);
+        lines.push(String::new());
+        lines.push(self.latency_text());
+        lines.push(format!(
+            "  {}",
+            dim.on("from the moment each click was due; the crowd may share the shop's processors")
+        ));
+        lines.push(String::new());
+        self.promises().for_each(|promise| self.promise_text(promise, &mut lines));
+        lines.push(String::new());
+        lines.join("\n")
+    }
+
+    fn sold_text(&self) -> String {
+        let bold = Paint::bold();
+        let sold = match self.units {
+            Some(units) => format!("{} of {} sold", thousands(units.taken), thousands(units.stock)),
+            None => many(self.orders, "order"),
+        };
+        if self.orders == 0 {
+            return format!("  {}", bold.on(&sold));
+        }
+        format!("  {}, the last one {} after the opening", bold.on(&sold), span(self.sold_within))
+    }
+
+    fn buyers_text(&self, lines: &mut Vec<String>) {
+        let buyers = self.buyers;
+        let Snapshot { paid, cancelled, no_payment, .. } = self.totals;
+        lines.push(format!("  bought     {:>7}  each holds a recorded order", thousands(buyers.won)));
+        let rest = [
+            ("paid", paid, "of them"),
+            ("cancelled", cancelled, "gave their order back"),
+            ("sold out", buyers.sold_out, "told at once"),
+            ("hung up", buyers.hung_up, "in the middle of their try, and got nothing"),
+            ("gave up", buyers.gave_up, ""),
+            ("refused", buyers.other, "for another reason"),
+        ];
+        for (name, count, words) in
+            rest.into_iter().filter(|(name, count, _)| *count > 0 || *name == "sold out")
+        {
+            lines.push(format!("  {name:<10} {:>7}  {words}", thousands(count)).trim_end().to_owned());
+        }
+        if no_payment > 0 {
+            let wanted = many(no_payment, "buyer");
+            lines.push(format!("  {wanted} wanted to pay: payment is not available at this server"));
+        }
+    }
+
+    fn latency_text(&self) -> String {
+        let click = self.totals.click;
+        let of = span_us;
+        format!(
+            "  click to answer   p50 {}   p99 {}   max {}",
+            of(click.p50_us),
+            of(click.p99_us),
+            of(click.max_us)
+        )
+    }
+
+    fn promise_text(&self, promise: Promise, lines: &mut Vec<String>) {
+        let broken = self.broken(promise);
+        if broken.is_empty() {
+            let mark = Paint::green().on("✓");
+            let evidence = Paint::dim().on(&self.evidence(promise));
+            lines.push(format!("  {mark} {:<24} {evidence}", promise.words()));
+            return;
+        }
+        lines.push(format!("  {} {:<24} NOT KEPT", Paint::red().on("✗"), promise.words()));
+        lines.extend(broken.iter().take(FINDINGS_SHOWN_MAX).map(|sentence| format!("      {sentence}")));
+        if let Some(more) = broken.len().checked_sub(FINDINGS_SHOWN_MAX).filter(|more| *more > 0) {
+            lines.push(format!("      and {} more", thousands(u64::try_from(more).unwrap_or(u64::MAX))));
+        }
+    }
+
+    #[must_use]
+    pub fn to_json(&self, url: &str) -> Value {
+        let Buyers { won, sold_out, hung_up, gave_up, other } = self.buyers;
+        let (call, click) = (self.totals.call, self.totals.click);
+        let promise = |promise: Promise| {
+            let broken = self.broken(promise);
+            json!({
+                "promise": promise.words(),
+                "kept": broken.is_empty(),
+                "evidence": self.evidence(promise),
+                "findings": broken,
+            })
+        };
+        let us = |of: crate::crowd::Percentiles| json!({"count": of.count, "p50": of.p50_us, "p90": of.p90_us, "p99": of.p99_us, "max": of.max_us});
+        json!({
+            "url": url,
+            "stock": self.units.map(|units| units.stock),
+            "sold": self.units.map_or(self.orders, |units| units.taken),
+            "free": self.units.map(|units| units.free),
+            "buyers": {"won": won, "sold_out": sold_out, "hung_up": hung_up, "gave_up": gave_up, "other": other},
+            "funnel": {
+                "arrived": self.totals.arrived, "passes": self.totals.passes, "tries": self.totals.tries,
+                "queued": self.totals.queued, "won": self.totals.won, "paid": self.totals.paid,
+                "cancelled": self.totals.cancelled,
+            },
+            "payment_available": self.totals.no_payment == 0,
+            "refused": self.totals.refused,
+            "order_call_us": us(call),
+            "click_to_answer_us": us(click),
+            "sold_within_ms": u64::try_from(self.sold_within.as_millis()).unwrap_or(u64::MAX),
+            "elapsed_ms": u64::try_from(self.elapsed.as_millis()).unwrap_or(u64::MAX),
+            "kept": self.kept(),
+            "promises": self.promises().map(promise).collect::<Vec<_>>(),
+        })
+    }
+}

@@ -1,0 +1,71 @@
+//! Whether what the buyers were told holds together. It sees histories and what an operator can read over HTTP, never
+//! the server's insides; so what it finds, a buyer or an operator could have found.
+//!
+//! It is fed after everything is quiet, with histories that end with a last look at each order.
+
+/// Every way in which a shop can break its word.
+mod finding;
+
+/// One buyer's history against itself.
+mod alone;
+
+/// One order through all times it was shown.
+mod life;
+
+/// All histories against each other and against the operator's books.
+mod together;
+
+#[cfg(test)]
+mod tests;
+
+use rules::time::UnixMs;
+use rules::wire::{OperatorOrder, Stats};
+use serde::{Deserialize, Serialize};
+
+pub use self::finding::{Finding, Promise};
+use crate::history::History;
+
+/// What is judged. What is not there is not compared.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Evidence<'a> {
+    pub histories: &'a [History],
+    /// The zero of the histories' times.
+    pub started_at: Option<UnixMs>,
+    /// The operator's stats after everything was quiet.
+    pub after: Option<&'a Stats>,
+    /// The operator's stats before the crowd came, if nobody else has bought, paid or cancelled since. Without them
+    /// others may have units too, and only what holds in any company is checked.
+    pub alone_since: Option<&'a Stats>,
+    /// All orders of the sale, as the operator lists them after everything was quiet.
+    pub books: Option<&'a [OperatorOrder]>,
+    /// The shop's own audit, where it has one.
+    pub audit: Option<&'a Audit>,
+}
+
+/// What the shop's own audit says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Audit {
+    #[serde(default)]
+    pub id: String,
+    pub clean: bool,
+    #[serde(default)]
+    pub findings: Vec<AuditFinding>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AuditFinding {
+    pub kind: String,
+    #[serde(default)]
+    pub detail: String,
+}
+
+/// All that does not hold together; empty is clean.
+#[must_use]
+pub fn judge(evidence: &Evidence<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for history in evidence.histories {
+        alone::judge(history, evidence.started_at, &mut findings);
+    }
+    together::judge(evidence, &mut findings);
+    findings
+}

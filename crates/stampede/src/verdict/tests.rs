@@ -1,0 +1,732 @@
+//! The judge on trial: falsified histories must be found out, honest ones must pass.
+
+use rules::id::SaleId;
+use rules::order::Reason;
+use rules::sale::{Phase, SaleState};
+use rules::wire::{Funnel, QueueStats};
+
+use std::time::Duration;
+
+use rules::id::{OfferId, OrderId};
+use rules::money::Money;
+use rules::order::State;
+use rules::time::UnixMs;
+use rules::wire::{Code, OfferStats, OperatorOrder, OrderView, Stats};
+
+use super::*;
+use crate::clock::Clock;
+use crate::crowd::{Crowd, CrowdSettings, Tokens};
+use crate::fake::{FakeShop, Manners, SECRET};
+use crate::history::{Call, Seen, Told, What};
+use crate::scenario::Kind;
+
+const OFFER: OfferId = OfferId(1);
+const OPENS_AT: UnixMs = UnixMs(1_800_000_000_000);
+/// The crowd came in the opening's second.
+const STARTED_AT: UnixMs = OPENS_AT;
+
+/// Two units, three buyers: ann and bob have one each, cat heard "sold out".
+struct Case {
+    histories: Vec<History>,
+    before: Stats,
+    after: Stats,
+    books: Vec<OperatorOrder>,
+    audit: Audit,
+}
+
+fn stats(free: u32, held: u32) -> Stats {
+    Stats {
+        sale_id: SaleId(1),
+        state: SaleState::Published,
+        phase: Phase::Open,
+        offers: vec![OfferStats { offer_id: OFFER, stock: 2, free, held, sold: 0, returning: 0 }],
+        funnel: Funnel::default(),
+        queue: QueueStats { depth: 0, lag_ms: 0 },
+        registrations: 0,
+    }
+}
+
+fn seen(id: u128, state: State, seq: u32) -> Seen {
+    let (created_at, reason) = (OPENS_AT.plus_ms(5), None);
+    let (pay_by, closed_at) = (None, None);
+    Seen { id: OrderId(id), offer: OFFER, quantity: 1, state, reason, seq, created_at, pay_by, closed_at }
+}
+
+fn ordered(id: u128) -> What {
+    What::Order { status: 202, pass: OrderId(id), asked: 1, order: seen(id, State::Queued, 1) }
+}
+
+fn looked(id: u128, state: State, seq: u32, last: bool) -> What {
+    What::Looked { id: OrderId(id), found: Some(seen(id, state, seq)), last }
+}
+
+/// The order as the operator lists it.
+fn listed(buyer: &str, id: u128) -> OperatorOrder {
+    let price = Money { amount: 100, currency: "CNY".parse().unwrap() };
+    let order = OrderView {
+        id: OrderId(id),
+        sale_id: SaleId(1),
+        offer_id: OFFER,
+        quantity: 1,
+        price,
+        total: price,
+        state: State::AwaitingPayment,
+        reason: None,
+        seq: 2,
+        created_at: OPENS_AT.plus_ms(5),
+        pay_by: None,
+        paid_at: None,
+        closed_at: None,
+    };
+    OperatorOrder { order, buyer: buyer.into() }
+}
+
+fn refused(id: u128, code: Code) -> What {
+    let (status, code, other) = (code.status(), code.as_str().into(), None);
+    What::Refused { call: Call::Try, offer: Some(OFFER), status, code, pass: Some(OrderId(id)), other }
+}
+
+fn history(buyer: &str, id: u128, told: Vec<What>) -> History {
+    let closes_at = OPENS_AT.plus_s(60);
+    let expires_at = closes_at;
+    let first = [
+        What::Window { opens_at: OPENS_AT, closes_at },
+        What::Offset { ms: 0 },
+        What::Pass { offer: OFFER, order: OrderId(id), expires_at },
+    ];
+    let at =
+        |(position, what): (u64, What)| Told { asked_us: position * 10, told_us: position * 10 + 5, what };
+    let events = (0..).zip(first.into_iter().chain(told)).map(at).collect();
+    History { buyer: buyer.into(), events }
+}
+
+fn winner(buyer: &str, id: u128) -> History {
+    let told = vec![
+        ordered(id),
+        looked(id, State::AwaitingPayment, 2, false),
+        looked(id, State::AwaitingPayment, 2, true),
+    ];
+    history(buyer, id, told)
+}
+
+fn clean() -> Case {
+    let cat = history("cat", 12, vec![refused(12, Code::Busy), refused(12, Code::SoldOut)]);
+    let histories = vec![winner("ann", 10), winner("bob", 11), cat];
+    let books = vec![listed("ann", 10), listed("bob", 11)];
+    let audit = Audit { id: "1".into(), clean: true, findings: vec![] };
+    Case { histories, before: stats(2, 0), after: stats(0, 2), books, audit }
+}
+
+fn found(case: &Case) -> Vec<Finding> {
+    judge(&Evidence {
+        histories: &case.histories,
+        started_at: Some(STARTED_AT),
+        after: Some(&case.after),
+        alone_since: Some(&case.before),
+        books: Some(&case.books),
+        audit: Some(&case.audit),
+    })
+}
+
+/// Falsifies the clean case and expects exactly one kind of complaint among the findings, in plain words.
+fn check(falsify: impl FnOnce(&mut Case), sentence: &str) {
+    let mut case = clean();
+    falsify(&mut case);
+    let sentences: Vec<String> = found(&case).iter().map(ToString::to_string).collect();
+    assert!(sentences.iter().any(|found| found == sentence), "{sentence:?} is not in {sentences:#?}");
+}
+
+fn told(case: &mut Case, buyer: usize) -> &mut Vec<Told> {
+    &mut case.histories[buyer].events
+}
+
+#[test]
+fn a_clean_night_is_clean() {
+    assert_eq!(found(&clean()), []);
+    let Case { histories, after, .. } = clean();
+    let in_company = Evidence { histories: &histories, after: Some(&after), ..Evidence::default() };
+    assert_eq!(judge(&in_company), []);
+    assert_eq!(judge(&Evidence { histories: &histories, ..Evidence::default() }), []);
+}
+
+/// A falsification that must be found, by a finding of its own.
+type Lie = (&'static str, fn(&mut Case), fn(&Finding) -> bool);
+
+/// Something told at the end of a buyer's history.
+fn tell(case: &mut Case, buyer: usize, what: What) {
+    let last = told(case, buyer).last().unwrap().told_us;
+    told(case, buyer).push(Told { asked_us: last + 5, told_us: last + 10, what });
+}
+
+/// Changes the order a try or a look has shown.
+fn show(told: &mut Told, change: impl FnOnce(&mut Seen)) {
+    match &mut told.what {
+        What::Order { order, .. } | What::Looked { found: Some(order), .. } => change(order),
+        other => panic!("no order is shown by {other:?}"),
+    }
+}
+
+fn paid(case: &mut Case, late: bool) {
+    let (order, payment_id) = (OrderId(10), "p1".to_owned());
+    tell(case, 0, What::Payment { order, payment_id: payment_id.clone() });
+    tell(case, 0, What::Paid { order, payment_id, times: 1, late });
+}
+
+fn repeated(id: u128) -> What {
+    let order = seen(id, State::AwaitingPayment, 2);
+    What::Order { status: 200, pass: OrderId(id), asked: 1, order }
+}
+
+fn blocked(by: Option<OrderId>) -> What {
+    let mut what = refused(12, Code::AlreadyOrdered);
+    if let What::Refused { other, .. } = &mut what {
+        *other = by;
+    }
+    what
+}
+
+fn of(call: Call, code: Code) -> What {
+    let (status, code) = (code.status(), code.as_str().to_owned());
+    What::Refused { call, offer: None, status, code, pass: None, other: None }
+}
+
+macro_rules! lies {
+    ($($name:ident: $falsify:expr => $finding:pat,)*) => {
+        &[$((stringify!($name), $falsify, |finding| matches!(finding, $finding)),)*]
+    };
+}
+
+const LIES: &[Lie] = lies! {
+    a_fifth_winner: |case| case.histories.push(winner("eve", 20)) => Finding::Oversold { units: 3, .. },
+    two_units_in_one_order_too_many: |case| {
+        for position in [3, 4, 5] { show(&mut told(case, 0)[position], |order| order.quantity = 2); }
+    } => Finding::Oversold { .. },
+    a_third_winner_who_cancelled_later: |case| {
+        let mut closed = seen(20, State::Closed, 3);
+        closed.reason = Some(Reason::Cancelled);
+        let mut eve = winner("eve", 20);
+        eve.events.last_mut().unwrap().what = looked(20, State::AwaitingPayment, 2, false);
+        let at = eve.events.last().unwrap().told_us + 5;
+        eve.events.push(Told { asked_us: at, told_us: at, what: What::Cancelled { order: closed } });
+        eve.events.push(Told { asked_us: at, told_us: at, what: What::Looked { id: OrderId(20), found: Some(closed), last: true } });
+        case.histories.push(eve);
+    } => Finding::OversoldMeanwhile { units: 3, .. },
+    a_second_order_that_was_gone_at_the_end: |case| {
+        let mut other = winner("ann", 14).events;
+        let mut closed = seen(14, State::Closed, 3);
+        closed.reason = Some(Reason::Timeout);
+        for (position, event) in other.iter_mut().enumerate() { event.asked_us = 100 + u64::try_from(position).unwrap(); event.told_us = event.asked_us; }
+        let mut last = other.last().unwrap().clone();
+        (last.asked_us, last.told_us, last.what) = (200, 200, What::Looked { id: OrderId(14), found: Some(closed), last: true });
+        told(case, 0).extend(other.into_iter().skip(2).chain([last]));
+    } => Finding::TwoLiveOrders { .. },
+    an_order_of_another_buyer: |case| {
+        let what = looked(11, State::AwaitingPayment, 2, true);
+        tell(case, 0, what);
+    } => Finding::SharedOrder { .. },
+    one_pass_for_two: |case| told(case, 1)[2].what = told(case, 0)[2].what.clone() => Finding::PassTwice { .. },
+    the_pass_of_another_order: |case| show(&mut told(case, 0)[3], |order| order.id = OrderId(99)) => Finding::OtherOrder { .. },
+    another_order_than_looked_at: |case| show(&mut told(case, 0)[5], |order| order.id = OrderId(99)) => Finding::OtherShown { .. },
+    fewer_units_than_asked: |case| {
+        if let What::Order { asked, .. } = &mut told(case, 0)[3].what { *asked = 3; }
+    } => Finding::OtherQuantity { .. },
+    another_product: |case| show(&mut told(case, 0)[3], |order| order.offer = OfferId(2)) => Finding::OtherOffer { .. },
+    a_product_that_changes: |case| show(&mut told(case, 0)[4], |order| order.offer = OfferId(2)) => Finding::FactChanged { what: "offer", .. },
+    a_quantity_that_changes: |case| show(&mut told(case, 0)[4], |order| order.quantity = 2) => Finding::FactChanged { what: "quantity", .. },
+    a_birthday_that_changes: |case| show(&mut told(case, 0)[4], |order| order.created_at = OPENS_AT.plus_ms(9)) => Finding::FactChanged { what: "time of creation", .. },
+    a_repeat_told_sold_out: |case| tell(case, 0, refused(10, Code::SoldOut)) => Finding::RepeatRefused { .. },
+    blocked_without_a_name: |case| tell(case, 2, blocked(None)) => Finding::BlockedByNothing { .. },
+    blocked_by_an_order_of_another_offer: |case| {
+        tell(case, 0, blocked(Some(OrderId(10))));
+        for event in told(case, 0) {
+            if let What::Refused { offer, pass, .. } = &mut event.what { (*offer, *pass) = (Some(OfferId(2)), None); }
+        }
+    } => Finding::BlockedByOtherOffer { .. },
+    busy_and_yet_it_happened: |case| case.books.push(listed("cat", 12)) => Finding::HappenedAnyway { .. },
+    refused_and_yet_it_stands_in_the_way: |case| tell(case, 2, blocked(Some(OrderId(12)))) => Finding::HappenedAnyway { .. },
+    an_order_nobody_tried_for: |case| case.books.push(listed("cat", 33)) => Finding::NeverAsked { .. },
+    the_books_name_another_owner: |case| case.books[0].buyer = "zoe".into() => Finding::OtherOwner { .. },
+    the_books_do_not_have_it: |case| drop(case.books.remove(0)) => Finding::NotInTheBooks { .. },
+    the_books_say_otherwise: |case| case.books[0].order.state = State::Paid => Finding::BooksDisagree { .. },
+    an_order_that_is_gone: |case| told(case, 0)[5].what = What::Looked { id: OrderId(10), found: None, last: true } => Finding::Gone { .. },
+    an_order_nobody_could_look_at: |case| drop(told(case, 0).pop()) => Finding::NotSeenAgain { .. },
+    queued_for_ever: |case| {
+        for position in [4, 5] { show(&mut told(case, 0)[position], |order| (order.state, order.seq) = (State::Queued, 1)); }
+    } => Finding::Limbo { .. },
+    a_seq_that_goes_back: |case| show(&mut told(case, 0)[5], |order| order.seq = 1) => Finding::WentBack { .. },
+    another_state_at_the_same_seq: |case| show(&mut told(case, 0)[5], |order| order.state = State::Paid) => Finding::WentBack { .. },
+    refused_and_alive_again: |case| {
+        show(&mut told(case, 0)[4], |order| (order.state, order.reason) = (State::Refused, Some(Reason::NoStock)));
+        show(&mut told(case, 0)[5], |order| order.seq = 3);
+    } => Finding::IllegalStep { before: "refused", .. },
+    paid_without_having_been_recorded: |case| {
+        show(&mut told(case, 0)[4], |order| order.state = State::Paid);
+    } => Finding::IllegalStep { before: "queued", after: "paid", .. },
+    cancelled_and_paid_later: |case| {
+        show(&mut told(case, 0)[4], |order| (order.state, order.reason, order.seq) = (State::Closed, Some(Reason::Cancelled), 3));
+        show(&mut told(case, 0)[5], |order| (order.state, order.seq) = (State::Paid, 4));
+    } => Finding::IllegalStep { before: "closed", after: "paid", .. },
+    closed_for_no_reason: |case| show(&mut told(case, 0)[5], |order| (order.state, order.seq) = (State::Closed, 3)) => Finding::NoReason { .. },
+    an_internal_error: |case| tell(case, 2, of(Call::Pass, Code::Internal)) => Finding::ServerError { status: 500, times: 1, .. },
+    an_error_of_no_known_code: |case| tell(case, 2, What::Refused {
+        call: Call::Look, offer: None, status: 502, code: "status_502".into(), pass: None, other: None,
+    }) => Finding::ServerError { status: 502, .. },
+    a_given_pass_that_is_invalid: |case| tell(case, 2, refused(12, Code::PassInvalid)) => Finding::PassRefused { .. },
+    a_given_pass_that_expired_at_once: |case| tell(case, 2, refused(12, Code::PassExpired)) => Finding::PassRefused { .. },
+    a_forgotten_registration: |case| {
+        tell(case, 2, What::Registered);
+        tell(case, 2, of(Call::Pass, Code::NotRegistered));
+    } => Finding::RegistrationForgotten { .. },
+    an_answer_before_its_question: |case| told(case, 0)[3].told_us = 0 => Finding::DamagedHistory { .. },
+    an_order_before_the_opening: |case| show(&mut told(case, 0)[3], |order| order.created_at = OPENS_AT.plus_ms(-1)) => Finding::Early { early_ms: 1, .. },
+    told_before_the_opening: |case| {
+        if let What::Offset { ms } = &mut told(case, 0)[1].what { *ms = -5_000; }
+    } => Finding::ToldEarly { .. },
+    not_open_for_the_late: |case| tell(case, 2, refused(12, Code::NotOpen)) => Finding::ClosedToSome { .. },
+    sold_after_the_end: |case| {
+        told(case, 2)[3].what = refused(12, Code::Ended);
+        for event in told(case, 0) { (event.asked_us, event.told_us) = (event.asked_us + 1_000, event.told_us + 1_000); }
+    } => Finding::SoldAfterEnd { .. },
+    stats_that_do_not_add_up: |case| case.after.offers[0].free = 1 => Finding::DoesNotAddUp { .. },
+    sold_out_with_a_unit_free: |case| {
+        (case.after, case.histories[1].events) = (stats(1, 1), vec![]);
+        case.books.pop();
+    } => Finding::SoldOutWhileFree { free: 1, .. },
+    a_unit_nobody_has: |case| case.histories[1].events.clear() => Finding::UnitNobodyHas { missing: 1, .. },
+    more_in_the_stats_than_the_buyers_have: |case| case.histories[1].events.clear() => Finding::StatsDisagree { operator: 2, buyers: 1, .. },
+    sold_without_money: |case| {
+        (case.after.offers[0].held, case.after.offers[0].sold) = (1, 1);
+    } => Finding::SoldDisagrees { operator: 1, buyers: 0, .. },
+    an_offer_the_stats_do_not_know: |case| case.after.offers[0].offer_id = OfferId(7) => Finding::UnknownOffer { .. },
+    a_queue_that_is_not_empty: |case| case.after.queue.depth = 1 => Finding::NotQuiet { .. },
+    an_audit_that_is_not_clean: |case| case.audit.clean = false => Finding::Audit { .. },
+    an_audit_that_found_something: |case| {
+        let (kind, detail) = ("gate_drift".to_owned(), "one unit".to_owned());
+        (case.audit.clean, case.audit.findings) = (false, vec![AuditFinding { kind, detail }]);
+    } => Finding::Audit { .. },
+    paid_in_time_and_unpaid: |case| paid(case, false) => Finding::PaidInVain { state: "awaiting_payment", .. },
+    paid_in_time_and_closed: |case| {
+        paid(case, false);
+        let mut closed = seen(10, State::Closed, 3);
+        closed.reason = Some(Reason::Timeout);
+        tell(case, 0, What::Looked { id: OrderId(10), found: Some(closed), last: true });
+    } => Finding::PaidInVain { state: "closed", .. },
+    paid_by_nobody: |case| {
+        for position in [4, 5] { show(&mut told(case, 0)[position], |order| (order.state, order.seq) = (State::Paid, 3)); }
+    } => Finding::PaidByNobody { .. },
+    two_payments_of_one_order: |case| {
+        for payment_id in ["p1", "p2"] {
+            tell(case, 0, What::Payment { order: OrderId(10), payment_id: payment_id.into() });
+        }
+    } => Finding::TwoPayments { .. },
+    a_cancel_that_did_nothing: |case| tell(case, 0, What::Cancelled { order: seen(10, State::AwaitingPayment, 2) }) => Finding::CancelIgnored { .. },
+    closed_before_its_time: |case| {
+        show(&mut told(case, 0)[5], |order| {
+            (order.state, order.seq, order.reason) = (State::Closed, 3, Some(Reason::Timeout));
+            (order.pay_by, order.closed_at) = (Some(OPENS_AT.plus_s(900)), Some(OPENS_AT.plus_s(899)));
+        });
+    } => Finding::ClosedTooSoon { early_ms: 1_000, .. },
+};
+
+#[test]
+fn every_lie_is_found_and_said_in_a_sentence() {
+    assert!(LIES.len() >= 30);
+    for (name, falsify, expected) in LIES {
+        let mut case = clean();
+        falsify(&mut case);
+        let findings = found(&case);
+        assert!(findings.iter().any(expected), "{name} was not found: {findings:#?}");
+        for finding in &findings {
+            let sentence = finding.to_string();
+            assert!(sentence.len() > 20 && !sentence.contains('{'), "{name}: {sentence}");
+            assert!(serde_json::to_value(finding).unwrap()["finding"].is_string());
+        }
+    }
+}
+
+/// What an honest shop may do and a hasty judge would hold against it.
+#[test]
+fn honest_nights_are_clean() {
+    type Night = (&'static str, fn(&mut Case));
+    let nights: &[Night] = &[
+        ("a repeat hears the same order, further on", |case| tell(case, 0, repeated(10))),
+        ("late money went back", |case| {
+            let mut closed = seen(10, State::Closed, 3);
+            closed.reason = Some(Reason::Timeout);
+            paid(case, true);
+            tell(case, 0, What::Looked { id: OrderId(10), found: Some(closed), last: true });
+            (case.after, case.books[0].order.seq) = (stats(1, 1), 3);
+            case.books[0].order.state = State::Closed;
+        }),
+        ("paid, told twice, paid once", |case| {
+            paid(case, false);
+            tell(case, 0, looked(10, State::Paid, 3, true));
+            (case.after.offers[0].held, case.after.offers[0].sold) = (1, 1);
+            (case.books[0].order.seq, case.books[0].order.state) = (3, State::Paid);
+        }),
+        ("late money found a unit, and nobody saw it closed in between", |case| {
+            paid(case, true);
+            tell(case, 0, looked(10, State::Paid, 4, true));
+            (case.after.offers[0].held, case.after.offers[0].sold) = (1, 1);
+            (case.books[0].order.seq, case.books[0].order.state) = (4, State::Paid);
+        }),
+        ("no payment at this server", |case| tell(case, 0, What::NoPayment { order: OrderId(10) })),
+        ("busy after having it", |case| tell(case, 0, refused(10, Code::Busy))),
+        ("too fast after having it", |case| tell(case, 0, refused(10, Code::TooFast))),
+        ("unsure, and it happened", |case| {
+            told(case, 1)[3].what = refused(11, Code::Unsure);
+        }),
+        ("not open before anybody had an order", |case| {
+            told(case, 2)[3].what = refused(12, Code::NotOpen);
+        }),
+        ("ended for whoever came later, the same order for who repeats", |case| {
+            told(case, 2).last_mut().unwrap().what = refused(12, Code::Ended);
+            tell(case, 0, repeated(10));
+        }),
+        ("an order of an earlier visit stands in the way", |case| {
+            let mut old = seen(40, State::AwaitingPayment, 2);
+            old.created_at = OPENS_AT.plus_s(0).plus_ms(-60_000);
+            tell(case, 2, blocked(Some(OrderId(40))));
+            tell(case, 2, What::Looked { id: OrderId(40), found: Some(old), last: true });
+            let mut entry = listed("cat", 40);
+            entry.order.created_at = old.created_at;
+            case.books.push(entry);
+            for stats in [&mut case.before, &mut case.after] {
+                (stats.offers[0].stock, stats.offers[0].held) = (3, stats.offers[0].held + 1);
+            }
+        }),
+        ("a cancelled unit was sold again", |case| {
+            let mut closed = seen(10, State::Closed, 3);
+            closed.reason = Some(Reason::Cancelled);
+            tell(case, 0, What::Cancelled { order: closed });
+            tell(case, 0, What::Looked { id: OrderId(10), found: Some(closed), last: true });
+            (case.books[0].order.seq, case.books[0].order.state) = (3, State::Closed);
+            let mut dan = winner("dan", 13);
+            for event in &mut dan.events {
+                (event.asked_us, event.told_us) = (event.asked_us + 500, event.told_us + 500);
+            }
+            case.histories.push(dan);
+            case.books.push(listed("dan", 13));
+        }),
+    ];
+    for (name, change) in nights {
+        let mut case = clean();
+        change(&mut case);
+        let findings = found(&case);
+        assert!(findings.is_empty(), "{name}: {findings:#?}");
+    }
+}
+
+#[test]
+fn more_winners_than_stock_are_found() {
+    check(
+        |case| case.histories.push(winner("dan", 13)),
+        "Offer 00000000000000000000000001 has a stock of 2, but the buyers hold 3 units of it.",
+    );
+}
+
+#[test]
+fn two_live_orders_of_one_buyer_are_found() {
+    check(
+        |case| {
+            let more = winner("ann", 14).events.into_iter().skip(2);
+            told(case, 0).extend(more);
+        },
+        "Buyer ann has two live orders of offer 00000000000000000000000001: 0000000000000000000000000a and \
+         0000000000000000000000000e.",
+    );
+}
+
+#[test]
+fn an_order_shown_to_two_buyers_is_found() {
+    check(
+        |case| case.histories[1] = winner("bob", 10),
+        "Order 0000000000000000000000000a was shown to ann and to bob.",
+    );
+}
+
+#[test]
+fn an_answered_order_that_is_gone_is_found() {
+    check(
+        |case| {
+            let what = What::Looked { id: OrderId(10), found: None, last: true };
+            told(case, 0).last_mut().unwrap().what = what;
+        },
+        "Buyer ann was told of order 0000000000000000000000000a, and now it is gone.",
+    );
+}
+
+#[test]
+fn an_order_named_by_already_ordered_that_is_not_there_is_found() {
+    check(
+        |case| {
+            case.histories[2] = history(
+                "cat",
+                12,
+                vec![
+                    What::Refused {
+                        call: Call::Try,
+                        offer: Some(OFFER),
+                        status: 409,
+                        code: "already_ordered".into(),
+                        pass: Some(OrderId(12)),
+                        other: Some(OrderId(15)),
+                    },
+                    What::Looked { id: OrderId(15), found: None, last: true },
+                ],
+            );
+        },
+        "Buyer cat was told of order 0000000000000000000000000f, and now it is gone.",
+    );
+}
+
+#[test]
+fn an_order_nobody_looked_at_again_is_found() {
+    check(
+        |case| drop(told(case, 0).pop()),
+        "Buyer ann was told of order 0000000000000000000000000a, and nobody could look at it in the end.",
+    );
+}
+
+#[test]
+fn a_queued_without_an_end_is_found() {
+    check(
+        |case| {
+            case.histories[0] = history("ann", 10, vec![ordered(10), looked(10, State::Queued, 1, true)]);
+        },
+        "Order 0000000000000000000000000a of buyer ann was queued and never got an end.",
+    );
+}
+
+#[test]
+fn an_order_that_went_back_is_found() {
+    check(
+        |case| told(case, 0).last_mut().unwrap().what = looked(10, State::Queued, 1, true),
+        "Order 0000000000000000000000000a of buyer ann went back: first awaiting_payment (seq 2), then queued \
+         (seq 1).",
+    );
+    check(
+        |case| told(case, 0).last_mut().unwrap().what = looked(10, State::Refused, 2, true),
+        "Order 0000000000000000000000000a of buyer ann went back: first awaiting_payment (seq 2), then refused \
+         (seq 2).",
+    );
+}
+
+#[test]
+fn an_order_other_than_the_passes_is_found() {
+    check(
+        |case| {
+            let what =
+                What::Order { status: 202, pass: OrderId(9), asked: 1, order: seen(10, State::Queued, 1) };
+            told(case, 0)[3].what = what;
+        },
+        "Buyer ann tried with a pass for order 00000000000000000000000009 and was given order \
+         0000000000000000000000000a.",
+    );
+}
+
+#[test]
+fn another_quantity_than_asked_for_is_found() {
+    check(
+        |case| {
+            let what =
+                What::Order { status: 202, pass: OrderId(10), asked: 2, order: seen(10, State::Queued, 1) };
+            told(case, 0)[3].what = what;
+        },
+        "Buyer ann asked for 2 units and order 0000000000000000000000000a says 1.",
+    );
+}
+
+#[test]
+fn a_repeat_that_is_told_otherwise_is_found() {
+    check(
+        |case| {
+            case.histories[0] = history(
+                "ann",
+                10,
+                vec![ordered(10), refused(10, Code::SoldOut), looked(10, State::AwaitingPayment, 2, true)],
+            );
+        },
+        "Buyer ann had order 0000000000000000000000000a, repeated the same pass and was told sold_out.",
+    );
+}
+
+#[test]
+fn an_order_before_the_opening_is_found() {
+    check(
+        |case| {
+            if let What::Order { order, .. } = &mut told(case, 0)[3].what {
+                order.created_at = OPENS_AT.plus_ms(-3);
+            }
+        },
+        "Buyer ann got order 0000000000000000000000000a 3 ms before the opening.",
+    );
+}
+
+#[test]
+fn stats_that_do_not_add_up_are_found() {
+    check(
+        |case| case.after.offers[0].returning = 1,
+        "Offer 00000000000000000000000001 does not add up: free 0 + held 2 + sold 0 + returning 1 is not its \
+         stock of 2.",
+    );
+}
+
+#[test]
+fn sold_out_while_a_unit_is_free_is_found() {
+    let falsify = |case: &mut Case| {
+        case.histories.remove(1);
+        case.after = stats(1, 1);
+    };
+    check(
+        falsify,
+        "Offer 00000000000000000000000001: a buyer was told sold out, no unit came back, and yet 1 units are free.",
+    );
+}
+
+#[test]
+fn a_unit_nobody_has_is_found() {
+    check(
+        |case| drop(case.histories.remove(1)),
+        "Offer 00000000000000000000000001: a buyer was told sold out, no unit came back, and yet nobody has 1 of \
+         its 2 units.",
+    );
+    check(
+        |case| drop(case.histories.remove(1)),
+        "Offer 00000000000000000000000001: the operator sees 2 units held or sold, the buyers have 1.",
+    );
+}
+
+#[test]
+fn less_in_the_stats_than_the_buyers_have_is_found_in_any_company() {
+    let Case { histories, .. } = clean();
+    let after = stats(1, 1);
+    let findings = judge(&Evidence { histories: &histories, after: Some(&after), ..Evidence::default() });
+    assert_eq!(findings, [Finding::StatsDisagree { offer: OFFER, operator: 1, buyers: 2 }]);
+}
+
+#[test]
+fn an_offer_the_operator_does_not_know_is_found() {
+    check(
+        |case| case.after.offers.clear(),
+        "Offer 00000000000000000000000001 is in the buyers' histories, but the operator's stats do not know it.",
+    );
+}
+
+#[test]
+fn a_queue_that_is_not_empty_is_said() {
+    check(|case| case.after.queue.depth = 4, "The queue still holds 4 claims: this is too early to judge.");
+}
+
+#[test]
+fn a_unit_that_came_back_excuses_an_earlier_sold_out() {
+    let mut case = clean();
+    let mut closed = seen(11, State::Closed, 3);
+    closed.reason = Some(Reason::Timeout);
+    told(&mut case, 1).last_mut().unwrap().what =
+        What::Looked { id: OrderId(11), found: Some(closed), last: true };
+    (case.after, case.books[1].order.seq) = (stats(1, 1), 3);
+    case.books[1].order.state = State::Closed;
+    assert_eq!(found(&case), []);
+}
+
+#[test]
+fn two_clicks_that_cross_are_no_lie() {
+    let mut case = clean();
+    let mut second = told(&mut case, 0)[3].clone();
+    second.what = refused(10, Code::Paused);
+    told(&mut case, 0).insert(4, second);
+    assert_eq!(found(&case), []);
+}
+
+#[test]
+fn who_hung_up_and_has_the_order_all_the_same_counts() {
+    let mut case = clean();
+    case.histories[1] = history(
+        "bob",
+        11,
+        vec![What::HungUp { pass: OrderId(11), bytes: 300 }, looked(11, State::AwaitingPayment, 2, true)],
+    );
+    assert_eq!(found(&case), []);
+}
+
+async fn judged(manners: Manners) -> Vec<Finding> {
+    let shop = FakeShop::open(manners);
+    let tokens = Tokens::Signed { secret: SECRET.to_vec() };
+    let before = shop.stats();
+    let jitter = Duration::from_millis(50);
+    let human = Kind { double_click: 0.3, hang_up: 0.2, jitter, ..Kind::default() };
+    let payer = Kind { pay: 0.5, cancel: 0.5, decide_within: jitter, ..Kind::default() };
+    let two_tabs = Kind { passes: 2, parallel: 2, ..Kind::default() };
+    let settings = CrowdSettings {
+        mix: vec![human, payer, two_tabs],
+        connections: 16,
+        settle: Duration::from_millis(200),
+        patience: Duration::from_secs(2),
+        ..CrowdSettings::new(shop.addr(), shop.sale(), tokens, 60)
+    };
+    let outcome = Crowd::new(settings).unwrap().run().await.unwrap();
+    let desk = shop.desk().await;
+    let books = desk.books(shop.sale()).await.unwrap().unwrap();
+    judge(&Evidence {
+        histories: &outcome.histories,
+        started_at: Some(outcome.started_at),
+        after: Some(&desk.stats(shop.sale()).await.unwrap()),
+        alone_since: Some(&before),
+        books: Some(&books),
+        audit: desk.audit(Clock::start()).await.unwrap().as_ref(),
+    })
+}
+
+#[tokio::test]
+async fn an_honest_shop_is_found_clean() {
+    assert_eq!(judged(Manners { busy_first: 5, break_first: 3, ..Manners::default() }).await, []);
+    assert_eq!(judged(Manners { payments: true, stock: 40, ..Manners::default() }).await, []);
+}
+
+#[tokio::test]
+async fn a_shop_that_lies_is_caught() {
+    type Shop = (&'static str, Manners, fn(&Finding) -> bool);
+    let honest = Manners { stock: 40, payments: true, ..Manners::default() };
+    let shops: &[Shop] = &[
+        ("oversells", Manners { oversells: true, stock: 5, ..honest }, |found| {
+            matches!(found, Finding::Oversold { .. })
+        }),
+        ("forgets", Manners { forgets: true, ..honest }, |found| matches!(found, Finding::Gone { .. })),
+        ("sells twice", Manners { sells_twice: true, ..honest }, |found| {
+            matches!(found, Finding::TwoLiveOrders { .. })
+        }),
+        ("never decides", Manners { queued_looks: u32::MAX, ..honest }, |found| {
+            matches!(found, Finding::Limbo { .. })
+        }),
+        ("loses money", Manners { loses_money: true, ..honest }, |found| {
+            matches!(found, Finding::PaidInVain { .. })
+        }),
+        ("keeps what was cancelled", Manners { keeps_cancelled: true, ..honest }, |found| {
+            matches!(found, Finding::CancelIgnored { .. })
+        }),
+        ("hides units", Manners { hides: 2, ..honest }, |found| {
+            matches!(found, Finding::StatsDisagree { .. })
+        }),
+    ];
+    for (name, manners, expected) in shops {
+        let findings = judged(*manners).await;
+        assert!(findings.iter().any(expected), "{name}: {findings:#?}");
+    }
+}
+
+/// Whoever is told busy comes again with the same pass, so only who goes home can be wronged.
+#[tokio::test]
+async fn a_shop_that_says_busy_and_sells_is_caught() {
+    let shop = FakeShop::open(Manners { busy_but_sells: u32::MAX, ..Manners::default() });
+    let tokens = Tokens::Signed { secret: SECRET.to_vec() };
+    let settings = CrowdSettings { tries_max: 1, ..CrowdSettings::new(shop.addr(), shop.sale(), tokens, 3) };
+    let outcome = Crowd::new(settings).unwrap().run().await.unwrap();
+    let books = shop.desk().await.books(shop.sale()).await.unwrap().unwrap();
+    let findings =
+        judge(&Evidence { histories: &outcome.histories, books: Some(&books), ..Evidence::default() });
+    assert_eq!(findings.len(), 3, "{findings:#?}");
+    assert!(
+        findings.iter().all(|found| matches!(found, Finding::HappenedAnyway { code, .. } if code == "busy"))
+    );
+}

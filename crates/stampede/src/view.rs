@@ -1,0 +1,284 @@
+//! A night while it happens: bars on a terminal, a line now and then elsewhere, always in the order of the funnel. It
+//! reads the crowd's counters and the operator's stats, keeps the stock's samples, and judges nothing.
+
+use std::io::IsTerminal as _;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use rules::id::OfferId;
+use rules::time::UnixMs;
+use rules::wire::Stats;
+use serde::{Deserialize, Serialize};
+
+use crate::clock::{Clock, micros};
+use crate::crowd::{Progress, Snapshot};
+use crate::say;
+use crate::words::{span, span_us, thousands};
+
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Between two lines in a log.
+const LINES_EVERY: Duration = Duration::from_secs(1);
+/// Samples of stock that are kept: an hour of a sale with one offer.
+const SAMPLES_MAX: usize = 36_000;
+
+/// The units of an offer that nobody had at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Microseconds since the start.
+    pub at_us: u64,
+    pub offer: OfferId,
+    pub free: u32,
+}
+
+/// The stock over time.
+#[derive(Debug, Default)]
+pub struct Samples(Mutex<Vec<Sample>>);
+
+impl Samples {
+    #[must_use]
+    pub fn take(&self) -> Vec<Sample> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn keep(&self, at: Duration, stats: &Stats) {
+        let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if samples.len() < SAMPLES_MAX {
+            let sample = |offer: &rules::wire::OfferStats| Sample {
+                at_us: micros(at),
+                offer: offer.offer_id,
+                free: offer.free,
+            };
+            samples.extend(stats.offers.iter().map(sample));
+        }
+    }
+}
+
+/// What is watched. `stats` asks the operator's side, or knows that nobody may.
+#[derive(Debug)]
+pub struct View<'a, S> {
+    pub progress: Arc<Progress>,
+    pub clock: Clock,
+    /// The opening, by `clock`.
+    pub opens_at: UnixMs,
+    pub stats: S,
+    pub samples: &'a Samples,
+    pub crowd: u64,
+    /// Units in all offers; `None`: not known.
+    pub stock: Option<u64>,
+    /// Nothing is shown; samples are kept all the same.
+    pub quiet: bool,
+    /// How long the operator's side may be silent.
+    pub bears: Duration,
+}
+
+/// One look at everything.
+struct Look {
+    crowd: Snapshot,
+    stats: Option<Stats>,
+    /// Milliseconds since the opening; negative before it.
+    since_opening_ms: i64,
+    calls_per_s: u64,
+}
+
+/// Where it is shown.
+enum Shown {
+    Bars(Box<Bars>),
+    Lines { last: String, due: Instant },
+    Nowhere,
+}
+
+impl<S: AsyncFn() -> anyhow::Result<Option<Stats>>> View<'_, S> {
+    /// Shows until it is dropped; returns only when the server no longer answers.
+    pub async fn show(&self) -> anyhow::Error {
+        let mut shown = match self.place() {
+            Ok(shown) => shown,
+            Err(error) => return error,
+        };
+        let mut heard = self.clock.instant();
+        let mut stats = None;
+        let mut rate = Rate { at: heard, calls: 0, per_s: 0 };
+        loop {
+            match (self.stats)().await {
+                Ok(now) => {
+                    heard = self.clock.instant();
+                    stats = now;
+                }
+                Err(error) if heard + self.bears < self.clock.instant() => return error,
+                Err(_) => {}
+            }
+            if let Some(stats) = &stats {
+                self.samples.keep(self.clock.elapsed(), stats);
+            }
+            self.draw(&mut shown, self.look(stats.clone(), &mut rate));
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    fn place(&self) -> anyhow::Result<Shown> {
+        Ok(match (self.quiet, std::io::stderr().is_terminal()) {
+            (true, _) => Shown::Nowhere,
+            (false, true) => Shown::Bars(Box::new(Bars::new(self.crowd, self.stock)?)),
+            (false, false) => Shown::Lines { last: String::new(), due: self.clock.instant() },
+        })
+    }
+
+    fn look(&self, stats: Option<Stats>, rate: &mut Rate) -> Look {
+        let crowd = self.progress.snapshot();
+        let calls_per_s = rate.of(crowd.calls, self.clock.instant());
+        let since_opening_ms = self.clock.now().0.saturating_sub(self.opens_at.0);
+        Look { crowd, stats, since_opening_ms, calls_per_s }
+    }
+
+    fn draw(&self, shown: &mut Shown, look: Look) {
+        match shown {
+            Shown::Nowhere => {}
+            Shown::Bars(bars) => bars.set(&look),
+            Shown::Lines { last, due } => {
+                let (now, counts) = (self.clock.instant(), look.counts());
+                if now >= *due && counts != *last {
+                    let line = format!("{:<16} {counts}  {}", look.when(), look.latency());
+                    say::answer(line.trim_end());
+                    (*last, *due) = (counts, now + LINES_EVERY);
+                }
+            }
+        }
+    }
+}
+
+/// Requests per second, over half a second at least.
+struct Rate {
+    at: Instant,
+    calls: u64,
+    per_s: u64,
+}
+
+impl Rate {
+    fn of(&mut self, calls: u64, now: Instant) -> u64 {
+        let time = now.saturating_duration_since(self.at);
+        if time >= Duration::from_millis(500) {
+            let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+            self.per_s = calls.saturating_sub(self.calls).saturating_mul(1_000).checked_div(ms).unwrap_or(0);
+            (self.at, self.calls) = (now, calls);
+        }
+        self.per_s
+    }
+}
+
+impl Look {
+    fn when(&self) -> String {
+        let distance = span(Duration::from_millis(self.since_opening_ms.unsigned_abs()));
+        if self.since_opening_ms < 0 {
+            format!("opens in {distance}")
+        } else {
+            format!("open for {distance}")
+        }
+    }
+
+    fn free(&self) -> Option<u64> {
+        let stats = self.stats.as_ref()?;
+        Some(stats.offers.iter().map(|offer| u64::from(offer.free)).sum())
+    }
+
+    /// Units that are held or sold.
+    fn taken(&self) -> Option<u64> {
+        let stats = self.stats.as_ref()?;
+        Some(stats.offers.iter().map(|offer| u64::from(offer.held) + u64::from(offer.sold)).sum())
+    }
+
+    /// Claims in the ledger: what was granted and no longer waits.
+    fn recorded(&self) -> Option<u64> {
+        Some(self.taken()?.saturating_sub(self.stats.as_ref()?.queue.depth))
+    }
+
+    fn latency(&self) -> String {
+        let (rate, click) = (self.calls_per_s, self.crowd.click);
+        let rate = if rate > 0 { format!("{}/s", thousands(rate)) } else { String::new() };
+        if click.count == 0 {
+            return rate;
+        }
+        format!("{rate}  click to answer p50 {}, p99 {}", span_us(click.p50_us), span_us(click.p99_us))
+    }
+
+    fn counts(&self) -> String {
+        let crowd = &self.crowd;
+        let mut steps = vec![("arrived", crowd.arrived), ("passes", crowd.passes), ("tries", crowd.tries)];
+        match (self.taken(), self.recorded(), self.free()) {
+            (Some(taken), Some(recorded), Some(free)) => {
+                steps.extend([("granted", taken), ("recorded", recorded), ("left", free)]);
+            }
+            _ => steps.extend([("queued", crowd.queued), ("won", crowd.won)]),
+        }
+        let paid = [("paid", crowd.paid), ("cancelled", crowd.cancelled)];
+        steps.extend(paid.into_iter().filter(|(_, count)| *count > 0));
+        let steps: Vec<String> =
+            steps.iter().map(|(name, count)| format!("{name} {:>6}", thousands(*count))).collect();
+        steps.join("  ")
+    }
+}
+
+/// The funnel, one bar per step, then the stock.
+#[derive(Debug)]
+struct Bars {
+    head: ProgressBar,
+    arrived: ProgressBar,
+    passes: ProgressBar,
+    tries: ProgressBar,
+    granted: ProgressBar,
+    recorded: ProgressBar,
+    stock: ProgressBar,
+    foot: ProgressBar,
+    _all: MultiProgress,
+}
+
+impl Bars {
+    fn new(crowd: u64, stock: Option<u64>) -> anyhow::Result<Self> {
+        let all = MultiProgress::new();
+        let text = ProgressStyle::with_template("  {msg}")?;
+        let step =
+            ProgressStyle::with_template("  {prefix:<9} {bar:40.cyan/dim} {human_pos:>7}  {msg:.dim}")?;
+        let step = step.progress_chars("━╸─");
+        let line =
+            |style: &ProgressStyle, length| all.add(ProgressBar::new(length).with_style(style.clone()));
+        let bar = |name: &'static str, length, unit: &str| {
+            line(&step, length).with_prefix(name).with_message(unit.to_owned())
+        };
+        let of_crowd = format!("of {} buyers", thousands(crowd));
+        let of_stock = stock.map_or("orders".to_owned(), |stock| format!("of {} units", thousands(stock)));
+        let stock = stock.unwrap_or(crowd);
+        Ok(Self {
+            head: line(&text, 1),
+            arrived: bar("arrived", crowd, &of_crowd),
+            passes: bar("passes", crowd, ""),
+            tries: bar("tries", crowd, "repeats included"),
+            granted: bar("granted", stock, &of_stock),
+            recorded: bar("recorded", stock, "orders in the ledger"),
+            stock: bar("left", stock, "units"),
+            foot: line(&text, 1),
+            _all: all,
+        })
+    }
+
+    fn set(&self, look: &Look) {
+        self.head.set_message(look.when());
+        self.arrived.set_position(look.crowd.arrived);
+        self.passes.set_position(look.crowd.passes);
+        self.tries.set_position(look.crowd.tries);
+        self.granted.set_position(look.taken().unwrap_or(look.crowd.queued));
+        self.recorded.set_position(look.recorded().unwrap_or(look.crowd.won));
+        match look.free() {
+            Some(free) => self.stock.set_position(free),
+            None => self.stock.set_message("units, as only the operator knows"),
+        }
+        self.foot.set_message(look.latency());
+    }
+}
+
+impl Drop for Bars {
+    /// The verdict takes their place.
+    fn drop(&mut self) {
+        let all = [&self.head, &self.arrived, &self.passes, &self.tries, &self.granted, &self.recorded];
+        all.into_iter().chain([&self.stock, &self.foot]).for_each(ProgressBar::finish_and_clear);
+    }
+}
