@@ -14,6 +14,9 @@
 /// A server of its own for each test, and people who talk to it.
 mod app;
 
+/// How hard the campaigns try, and what they keep when they fail.
+mod torture;
+
 /// The real binary, as people and scripts run it.
 mod cli;
 
