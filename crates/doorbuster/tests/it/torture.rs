@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tempfile::TempDir;
+use testkit::disk::Disk;
 
 /// The seed of the short slices that run with every change: the same every day.
 const EVERYDAY_SEED: u64 = 1;
@@ -57,6 +58,27 @@ impl Drop for Evidence {
         {
             let kept: PathBuf = folder.keep();
             eprintln!("the data folder is kept at {}", kept.display());
+        }
+    }
+}
+
+/// Writes what is on a disk in memory into a folder, if the test fails while this is held.
+#[derive(Debug)]
+pub struct DiskEvidence<'a>(&'a Disk);
+
+pub fn keep_disk(disk: &Disk) -> DiskEvidence<'_> {
+    DiskEvidence(disk)
+}
+
+impl Drop for DiskEvidence<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let folder = Evidence::folder();
+        for (name, _) in self.0.files() {
+            let file = folder.path().join(name.replace('/', "_"));
+            std::fs::write(file, self.0.read_file(&name).unwrap_or_default()).ok();
         }
     }
 }
