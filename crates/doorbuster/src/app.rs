@@ -100,8 +100,20 @@ impl Server {
         operator: Option<TcpListener>,
         shutdown: CancellationToken,
     ) -> anyhow::Result<Self> {
+        Self::start_on(settings, clock, listener, operator, shutdown, None).await
+    }
+
+    /// The same with the files on another SQLite VFS, for tests that break the disk.
+    pub async fn start_on(
+        settings: Settings,
+        clock: Clock,
+        listener: TcpListener,
+        operator: Option<TcpListener>,
+        shutdown: CancellationToken,
+        vfs: Option<&str>,
+    ) -> anyhow::Result<Self> {
         let lock = lock_data_dir(&settings.data_dir)?;
-        let (app, workers) = open(settings, clock, shutdown, None).await?;
+        let (app, workers) = open(settings, clock, shutdown, vfs).await?;
         start_housekeeping(&app);
         let edge = edge::server::start(&app, listener, operator)?;
         Ok(Self { app, workers, edge, _lock: lock })

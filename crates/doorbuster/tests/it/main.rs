@@ -35,6 +35,12 @@ mod crash;
 /// The whole engine on a disk that breaks.
 mod power_cut;
 
+/// A failing disk, as buyers see it.
+mod unsure;
+
+/// Every refusal code and every status, each met once.
+mod codes;
+
 /// Many buyers at once.
 mod storm;
 
