@@ -18,7 +18,7 @@ use super::extract::{self, KnownBuyer};
 use super::limits::{Class, IpKey, Permit};
 use super::refusal::Refusal;
 use super::server::Audience;
-use super::{buyer, health, openapi, operator};
+use super::{buyer, health, images, openapi, operator};
 use crate::app::App;
 use crate::telemetry::metrics::{RequestClass, Shed};
 
@@ -62,6 +62,7 @@ pub fn build(app: &Arc<App>) -> Routers {
     let finish = |router: Router<Arc<App>>| {
         router
             .merge(health::routes())
+            .merge(images::routes())
             .merge(openapi::routes())
             .fallback(|| async { extract_refusal(Code::NotFound) })
             .method_not_allowed_fallback(|| async { extract_refusal(Code::MethodNotAllowed) })

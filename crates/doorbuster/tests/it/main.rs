@@ -62,6 +62,9 @@ mod operator_stats;
 /// Orders, blocks and registrations as operators see them.
 mod operator_orders;
 
+/// Copies of images.
+mod images;
+
 /// Requests with an Idempotency-Key.
 mod operator_repeat;
 
