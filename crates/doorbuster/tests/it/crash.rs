@@ -254,18 +254,18 @@ mod heavy {
             let number = history.next_buyer.fetch_add(1, Ordering::Relaxed);
             let buyer = format!("buyer {number}");
             let pass = mint(shop, &buyer);
-            if number % 11 == 0 {
+            if number.is_multiple_of(11) {
                 let hang_up = Duration::from_micros(rand::rng().random_range(1..1_500));
                 let _ = tokio::time::timeout(hang_up, server.buy(shop, &pass)).await;
             }
-            for _ in 0..if number % 7 == 0 { 2 } else { 1 } {
+            for _ in 0..if number.is_multiple_of(7) { 2 } else { 1 } {
                 let (status, body) = server.buy(shop, &pass).await?;
                 if !matches!(status, 200..=202) {
                     assert!(matches!(status, 409 | 503), "{status} {body}");
                     continue;
                 }
                 let order = history.note_order(&pass, &buyer, &body);
-                if number % 4 == 0 {
+                if number.is_multiple_of(4) {
                     history.note_cancel(&pass, Cancel::Asked);
                     let (status, body) = server.cancel(&order, &buyer).await?;
                     match status {
