@@ -7,6 +7,7 @@ mod instructions;
 mod process;
 mod test;
 mod tidy;
+mod torture;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,6 +29,8 @@ enum Chore {
     Test(test::Args),
     /// The figures: ratios against a ceiling and rivals in one run, with the conditions beside them.
     Bench(bench::Args),
+    /// The campaigns behind the daily tests: kills, breaking disks and storms with random seeds.
+    Torture(torture::Args),
     /// The borders and house rules that no compiler checks.
     Tidy,
 }
@@ -47,6 +50,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     match &cli.chore {
         Chore::Test(args) => test::run(&root, args),
         Chore::Bench(args) => bench::run(&root, args),
+        Chore::Torture(args) => torture::run(&root, args),
         Chore::Tidy => tidy::run(&root),
     }
 }

@@ -31,8 +31,8 @@ const BORDERS: &[Border] = &[
     Border { names: &["sqlx::"], places: &["ledger"], why: "only the ledger knows the databases" },
     Border {
         names: &["reqwest::"],
-        places: &["payment", "outbox", "edge/auth*", "cli"],
-        why: "outgoing HTTP belongs to payment, outbox, the key set of the issuer and the command line",
+        places: &["payment", "outbox", "edge/auth*", "images", "cli"],
+        why: "outgoing HTTP belongs to payment, outbox, the key set of the issuer, images and the command line",
     },
     Border {
         names: &["Instant::now", "SystemTime::now"],

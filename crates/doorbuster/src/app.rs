@@ -24,6 +24,7 @@ use crate::edge::challenge::Challenges;
 use crate::edge::limits::{Buckets, ClientIp, InFlight};
 use crate::edge::operator::KeysUnderWay;
 use crate::gate::{Gate, MemoryGate, Roster, SeedOrder};
+use crate::images::Images;
 use crate::ledger::SqliteLedger;
 use crate::ledger::clerk::{Clerk, ClerkEnd};
 use crate::outbox::Hub;
@@ -55,6 +56,7 @@ pub struct App {
     pub pass_keys: PassKeys,
     pub auth: Authenticator,
     pub challenges: Challenges,
+    pub images: Images,
     /// Tries per buyer.
     pub buyer_rate: Buckets,
     /// Requests per address that carry neither a valid pass nor a valid token.
@@ -100,8 +102,20 @@ impl Server {
         operator: Option<TcpListener>,
         shutdown: CancellationToken,
     ) -> anyhow::Result<Self> {
+        Self::start_on(settings, clock, listener, operator, shutdown, None).await
+    }
+
+    /// The same with the files on another SQLite VFS, for tests that break the disk.
+    pub async fn start_on(
+        settings: Settings,
+        clock: Clock,
+        listener: TcpListener,
+        operator: Option<TcpListener>,
+        shutdown: CancellationToken,
+        vfs: Option<&str>,
+    ) -> anyhow::Result<Self> {
         let lock = lock_data_dir(&settings.data_dir)?;
-        let (app, workers) = open(settings, clock, shutdown, None).await?;
+        let (app, workers) = open(settings, clock, shutdown, vfs).await?;
         start_housekeeping(&app);
         let edge = edge::server::start(&app, listener, operator)?;
         Ok(Self { app, workers, edge, _lock: lock })
@@ -253,6 +267,7 @@ pub async fn open(
         pass_keys: PassKeys::new(&pass_secret, previous.as_deref()),
         auth: Authenticator::from_settings(&settings.auth, clock.clone()).await?,
         challenges: Challenges::new(&settings.challenge, &pass_secret, clock.clone())?,
+        images: Images::new(&settings, ledger.image_copies().await?)?,
         buyer_rate: Buckets::new(limits.per_buyer_per_s, limits.per_buyer_burst, limits.limiter_keys),
         address_rate: Buckets::new(limits.per_ip_per_s, limits.per_ip_burst, limits.limiter_keys),
         in_flight: InFlight::new(limits.in_flight, limits.waiters, limits.reserve),

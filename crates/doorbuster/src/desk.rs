@@ -66,7 +66,7 @@ pub enum RegisterAnswer {
 impl App {
     /// Runs a change to its end, whatever becomes of the caller: between a ledger commit and the gate's part of it
     /// nobody may be lost.
-    async fn to_the_end<T: Send + 'static>(
+    pub(crate) async fn to_the_end<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl Future<Output = LedgerResult<T>> + Send + 'static,
     ) -> LedgerResult<T> {
@@ -251,7 +251,7 @@ impl App {
         }
         // One walk over the gate's locks for the whole sale, after all its doors are set.
         self.gate.memory.set_doors(&gates, sale.state, sale.window);
-        self.catalogue.put(sale, &gates);
+        self.catalogue.put(&self.images.shown(sale), &gates);
         Ok(fresh)
     }
 
@@ -272,9 +272,10 @@ impl App {
         let mut published = 0;
         for id in self.ledger.due_sales(self.clock.now()).await? {
             match self.act_on_sale(id, SaleAction::Publish).await {
-                Ok(Changed::Done(_)) => {
+                Ok(Changed::Done(sale)) => {
                     tracing::info!(sale_id = %id, "published as planned");
                     published += 1;
+                    self.copy_images_soon(sale);
                 }
                 // Somebody was faster.
                 Ok(_) => {}

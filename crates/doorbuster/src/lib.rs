@@ -6,6 +6,9 @@ pub mod edge;
 /// What is on sale, in memory.
 pub mod catalogue;
 
+/// Our copies of the offers' images.
+pub mod images;
+
 /// Who gets a unit: one atomic step.
 pub mod gate;
 

@@ -179,6 +179,12 @@ pub struct OperatorOffer {
     pub offer: OfferView,
     /// All units there are: free, held and sold.
     pub stock: u32,
+    /// Where buyers find the image: our copy, or a path of this server.
+    #[serde(default)]
+    pub image_copy: Option<String>,
+    /// Why the image could not be copied the last time.
+    #[serde(default)]
+    pub image_problem: Option<String>,
 }
 
 /// An order as an operator sees it.

@@ -44,6 +44,7 @@ pub struct Settings {
     pub payment: PaymentSettings,
     pub strikes: StrikesSettings,
     pub storefront: StorefrontSettings,
+    pub images: ImagesSettings,
     pub webhooks: WebhooksSettings,
     pub telemetry: TelemetrySettings,
 }
@@ -141,6 +142,14 @@ pub struct StrikesSettings {
 #[serde(deny_unknown_fields)]
 pub struct StorefrontSettings {
     pub cooldown_s: u32,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImagesSettings {
+    pub private_addresses: bool,
+    #[serde(with = "unset_when_empty")]
+    pub ca_file: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]

@@ -37,7 +37,7 @@ pub fn json(request: &HeaderMap, etag: &str, max_age_s: u64, pieces: Vec<Bytes>)
 }
 
 /// Whether the client says that it has these bytes (RFC 9110, 13.1.2).
-fn is_known(request: &HeaderMap, etag: &str) -> bool {
+pub fn is_known(request: &HeaderMap, etag: &str) -> bool {
     let lines = request.get_all(IF_NONE_MATCH).iter().filter_map(|line| line.to_str().ok());
     let mut tags = lines.flat_map(|line| line.split(',')).map(str::trim);
     tags.any(|tag| tag == "*" || tag.strip_prefix("W/").unwrap_or(tag) == etag)

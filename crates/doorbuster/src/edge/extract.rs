@@ -15,13 +15,14 @@ use secrecy::ExposeSecret as _;
 use serde::de::DeserializeOwned;
 use subtle::ConstantTimeEq as _;
 
+use super::auth::Bearer;
 use super::body;
 use super::refusal::Refusal;
 use crate::app::App;
 
 /// The buyer of a valid token, found out once per request before it is routed.
 #[derive(Clone, Debug)]
-pub struct KnownBuyer(pub Option<BuyerId>);
+pub struct KnownBuyer(pub Option<Bearer>);
 
 /// A call that only a buyer with a valid token may make.
 #[derive(Clone, Debug)]
@@ -32,7 +33,7 @@ impl FromRequestParts<Arc<App>> for Buyer {
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Refusal> {
         let known = parts.extensions.get::<KnownBuyer>().and_then(|known| known.0.clone());
-        known.map(Self).ok_or_else(|| Refusal::new(Code::Unauthorized))
+        known.map(|bearer| Self(bearer.buyer)).ok_or_else(|| Refusal::new(Code::Unauthorized))
     }
 }
 

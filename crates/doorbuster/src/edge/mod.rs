@@ -18,6 +18,9 @@ pub mod operator;
 /// Alive, ready, metrics.
 pub mod health;
 
+/// Our copies of images.
+pub mod images;
+
 /// The OpenAPI document.
 pub mod openapi;
 

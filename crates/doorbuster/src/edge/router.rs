@@ -8,17 +8,17 @@ use axum::Router;
 use http::{HeaderMap, Method, Request, Response};
 use http_body_util::Either;
 use hyper::body::Incoming;
-use rules::buyer::BuyerId;
 use rules::wire::Code;
 use tower::ServiceExt as _;
 use utoipa_axum::router::OpenApiRouter;
 
 use super::answer::{self, Body, Extra};
+use super::auth::Bearer;
 use super::extract::{self, KnownBuyer};
 use super::limits::{Class, IpKey, Permit};
 use super::refusal::Refusal;
 use super::server::Audience;
-use super::{buyer, health, openapi, operator};
+use super::{buyer, health, images, openapi, operator};
 use crate::app::App;
 use crate::telemetry::metrics::{RequestClass, Shed};
 
@@ -62,6 +62,7 @@ pub fn build(app: &Arc<App>) -> Routers {
     let finish = |router: Router<Arc<App>>| {
         router
             .merge(health::routes())
+            .merge(images::routes())
             .merge(openapi::routes())
             .fallback(|| async { extract_refusal(Code::NotFound) })
             .method_not_allowed_fallback(|| async { extract_refusal(Code::MethodNotAllowed) })
@@ -173,8 +174,8 @@ fn check_address(app: &App, client: IpAddr) -> Result<(), Refusal> {
     })
 }
 
-fn known_buyer(app: &App, headers: &HeaderMap) -> Option<BuyerId> {
-    extract::bearer(headers).and_then(|token| app.auth.buyer(token).ok())
+fn known_buyer(app: &App, headers: &HeaderMap) -> Option<Bearer> {
+    extract::bearer(headers).and_then(|token| app.auth.bearer(token).ok())
 }
 
 /// Whom a path serves.

@@ -45,6 +45,17 @@ impl From<rusqlite::Error> for LedgerError {
 
 pub type LedgerResult<T> = Result<T, LedgerError>;
 
+/// What became of the copy of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageCopy {
+    /// Where it came from, as the operator wrote it.
+    pub source: String,
+    /// The copy's name, once there is one.
+    pub name: Option<String>,
+    /// Why the last try failed.
+    pub problem: Option<String>,
+}
+
 /// An order as the ledger keeps it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {

@@ -149,9 +149,13 @@ mod tests {
     }
 
     fn logged(look: Look, write: impl FnOnce()) -> String {
+        logged_with(&settings(&[]), look, write)
+    }
+
+    fn logged_with(settings: &TelemetrySettings, look: Look, write: impl FnOnce()) -> String {
         let page = Page::default();
         let to = page.clone();
-        let subscriber = subscriber(&settings(&[]), look, move || to.clone(), None).unwrap();
+        let subscriber = subscriber(settings, look, move || to.clone(), None).unwrap();
         tracing::subscriber::with_default(subscriber, write);
         page.text()
     }
@@ -184,6 +188,15 @@ mod tests {
     #[test]
     fn the_filter_is_obeyed() {
         assert_eq!(logged(Look::Json, || tracing::debug!("detail")), "");
+    }
+
+    #[test]
+    fn the_steps_of_making_tables_are_silent_unless_somebody_asks_for_them() {
+        let migrate = || tracing::info!(target: "rusqlite_migration", "some migrations to run");
+        assert_eq!(logged(Look::Json, migrate), "");
+        let own = settings(&["telemetry.log_filter=info".to_owned()]);
+        assert_eq!(own.log_filter, "info", "a filter of one's own stays as it is");
+        assert!(logged_with(&own, Look::Json, migrate).contains("some migrations"));
     }
 
     #[test]

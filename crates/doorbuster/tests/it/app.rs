@@ -16,6 +16,7 @@ use rules::time::UnixMs;
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testkit::disk::Disk;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -46,11 +47,20 @@ impl TestApp {
 
     /// On a data folder that may have a past, with a clock that may be moved.
     pub async fn on(folder: TempDir, clock: Clock, overrides: &[&str]) -> Self {
+        Self::start_on(folder, clock, overrides, None).await
+    }
+
+    /// With its files on a disk that may break.
+    pub async fn on_disk(folder: TempDir, disk: &Disk) -> Self {
+        Self::start_on(folder, Clock::system(), &[], Some(disk.vfs_name())).await
+    }
+
+    async fn start_on(folder: TempDir, clock: Clock, overrides: &[&str], vfs: Option<&str>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
         let settings = settings(folder.path(), overrides);
-        let server = Server::start(settings, clock, listener, None, shutdown.clone()).await.unwrap();
+        let server = Server::start_on(settings, clock, listener, None, shutdown.clone(), vfs).await.unwrap();
         let app = Arc::clone(&server.app);
         let running = Some(tokio::spawn(server.until_the_end()));
         let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(40)).build().unwrap();
@@ -62,6 +72,13 @@ impl TestApp {
         self.shutdown.cancel();
         self.running.take().unwrap().await.unwrap().unwrap();
         self.folder.take().unwrap()
+    }
+
+    /// Waits until it ends by itself; answers why, and the data folder.
+    pub async fn fail(mut self) -> (anyhow::Error, TempDir) {
+        let ended = tokio::time::timeout(Duration::from_secs(30), self.running.take().unwrap()).await;
+        let outcome = ended.expect("it goes on").unwrap();
+        (outcome.expect_err("it ended without a reason"), self.folder.take().unwrap())
     }
 
     pub fn url(&self, path: &str) -> String {

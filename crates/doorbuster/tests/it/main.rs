@@ -14,6 +14,9 @@
 /// A server of its own for each test, and people who talk to it.
 mod app;
 
+/// How hard the campaigns try, and what they keep when they fail.
+mod torture;
+
 /// The real binary, as people and scripts run it.
 mod cli;
 
@@ -31,6 +34,12 @@ mod crash;
 
 /// The whole engine on a disk that breaks.
 mod power_cut;
+
+/// A failing disk, as buyers see it.
+mod unsure;
+
+/// Every refusal code and every status, each met once.
+mod codes;
 
 /// Many buyers at once.
 mod storm;
@@ -55,6 +64,9 @@ mod operator_stats;
 
 /// Orders, blocks and registrations as operators see them.
 mod operator_orders;
+
+/// Copies of images.
+mod images;
 
 /// Requests with an Idempotency-Key.
 mod operator_repeat;

@@ -11,7 +11,7 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::tungstenite::{self, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-use crate::app::{ADMIN_KEY, TestApp, TestBuyer, assert_code, draft};
+use crate::app::{ADMIN_KEY, AUTH_SECRET, TestApp, TestBuyer, assert_code, draft};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -255,6 +255,41 @@ async fn an_event_stream_ends_when_its_life_is_over() {
         tokio::time::timeout(SOON, response.text()).await.expect("still open").unwrap();
     }
     eventually(|| app.app.metrics.sockets_open.get() == 0).await;
+}
+
+/// A token whose `exp` has passed, but by less than the leeway: it is good for about two seconds more.
+fn token_at_its_end(app: &TestApp, name: &str) -> String {
+    let exp = app.app.clock.now().0 / 1_000 - 3;
+    let key = jsonwebtoken::EncodingKey::from_secret(AUTH_SECRET.as_bytes());
+    let claims = json!({"sub": name, "exp": exp});
+    jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &key).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_outlasts_its_token() {
+    let app = TestApp::start().await;
+    let token = token_at_its_end(&app, "ann");
+    let mut by_frame = Socket::open(&app, &[]).await;
+    by_frame.say(&json!({"type": "auth", "token": token})).await;
+    let protocols = ("sec-websocket-protocol", format!("doorbuster.v1, bearer.{token}"));
+    let header = ("authorization", format!("Bearer {token}"));
+    let mut sockets =
+        vec![by_frame, Socket::open(&app, &[protocols]).await, Socket::open(&app, &[header]).await];
+    let stream = app.client.get(app.url("/api/v1/events")).bearer_auth(&token);
+    let stream = stream.header("accept", "text/event-stream").send().await.unwrap();
+    assert_eq!(stream.status(), 200);
+    let mut lasting = Socket::of(&app.buyer("bob")).await;
+    for socket in &mut sockets {
+        assert_eq!(socket.hear().await, json!({"type": "ready"}));
+        let message = socket.message().await;
+        let Some(Message::Close(Some(frame))) = message else { panic!("{message:?}") };
+        assert_eq!((u16::from(frame.code), frame.reason.as_str()), (4401, "the token has expired"));
+    }
+    tokio::time::timeout(SOON, stream.text()).await.expect("the stream goes on").unwrap();
+    // Another buyer's socket, whose token is good for an hour, is still told of changes.
+    let sale = app.open_sale(1).await;
+    app.buyer("bob").buy(sale.offer(), 1, 202).await;
+    assert_eq!(lasting.hear().await["type"], "order");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,16 +9,41 @@ mod heavy {
     use doorbuster::ledger::OrderSearch;
     use parking_lot::Mutex;
     use rand::RngExt as _;
+    use rand::rngs::StdRng;
     use rules::id::{OfferId, SaleId};
     use rules::invariant::{Books, LiveOrder, check_books, check_one_live_order};
     use rules::order::State;
     use serde_json::{Value, json};
 
     use crate::app::{TestApp, TestSale};
+    use crate::torture::Torture;
 
     const BUYERS: u32 = 1_500;
-    const STOCK: u32 = 300;
-    const AT_ONCE: usize = 96;
+
+    /// The smallest and the largest stock of a storm, and how many buyers try at once.
+    const STOCK: std::ops::Range<u32> = 100..600;
+    const AT_ONCE: std::ops::Range<usize> = 16..128;
+
+    /// What one buyer will do.
+    #[derive(Clone, Copy)]
+    struct Character {
+        number: u32,
+        quantity: u32,
+        hangs_up_after: Option<Duration>,
+        cancels: bool,
+    }
+
+    impl Character {
+        fn at_random(number: u32, chance: &mut StdRng) -> Self {
+            let patience = Duration::from_micros(chance.random_range(1..3_000));
+            Self {
+                number,
+                quantity: chance.random_range(1..=3),
+                hangs_up_after: chance.random_bool(0.2).then_some(patience),
+                cancels: chance.random_bool(0.25),
+            }
+        }
+    }
 
     /// One buyer's try; `None` when the buyer hung up.
     async fn try_once(
@@ -37,14 +62,13 @@ mod heavy {
         Some((response.status().as_u16(), response.json().await.ok()?))
     }
 
-    async fn be_a_buyer(app: &TestApp, offer: &str, number: u32, told: &Mutex<HashMap<String, String>>) {
-        let buyer = app.buyer(&format!("buyer {number}"));
-        let quantity = 1 + number % 3;
+    async fn be_a_buyer(app: &TestApp, offer: &str, who: Character, told: &Mutex<HashMap<String, String>>) {
+        let buyer = app.buyer(&format!("buyer {}", who.number));
+        let quantity = who.quantity;
         for _ in 0..3 {
             let pass = buyer.mint(offer);
-            if number.is_multiple_of(5) {
-                let patience = Duration::from_micros(rand::rng().random_range(1..3_000));
-                try_once(app, offer, &pass, quantity, Some(patience)).await;
+            if who.hangs_up_after.is_some() {
+                try_once(app, offer, &pass, quantity, who.hangs_up_after).await;
             }
             let (first, second) = tokio::join!(
                 try_once(app, offer, &pass, quantity, None),
@@ -58,7 +82,7 @@ mod heavy {
             }
             let held = told.lock().iter().find(|(_, name)| **name == buyer.name).map(|(id, _)| id.clone());
             if let Some(id) = held
-                && number.is_multiple_of(4)
+                && who.cancels
             {
                 let order = id.parse().unwrap();
                 let buyer = rules::buyer::BuyerId::parse(&buyer.name).unwrap();
@@ -104,17 +128,28 @@ mod heavy {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn after_a_storm_every_promise_holds() {
+        let torture = Torture::of(1);
+        for round in 0..torture.rounds {
+            let mut chance = torture.round(round);
+            let (stock, at_once) = (chance.random_range(STOCK), chance.random_range(AT_ONCE));
+            println!("seed {}, round {round}: {stock} units, {at_once} at once", torture.seed);
+            storm(stock, at_once, &mut chance).await;
+        }
+    }
+
+    async fn storm(stock: u32, at_once: usize, chance: &mut StdRng) {
         let app = Arc::new(TestApp::start().await);
-        let sale = app.open_sale(STOCK).await;
+        let sale = app.open_sale(stock).await;
         let told: Arc<Mutex<HashMap<String, String>>> = Arc::default();
-        let room = Arc::new(tokio::sync::Semaphore::new(AT_ONCE));
+        let room = Arc::new(tokio::sync::Semaphore::new(at_once));
         let mut storm = tokio::task::JoinSet::new();
         for number in 0..BUYERS {
             let (app, told, room) = (Arc::clone(&app), Arc::clone(&told), Arc::clone(&room));
             let offer = sale.offer().to_owned();
+            let who = Character::at_random(number, chance);
             storm.spawn(async move {
                 let _turn = room.acquire().await.unwrap();
-                be_a_buyer(&app, &offer, number, &told).await;
+                be_a_buyer(&app, &offer, who, &told).await;
             });
         }
         while let Some(ended) = storm.join_next().await {
@@ -123,7 +158,7 @@ mod heavy {
         app.settled().await;
         let told = told.lock().clone();
         let free = check(&app, &sale, &told).await;
-        assert!(told.len() >= 100, "only {} were told that they are in", told.len());
+        assert!(told.len() >= 30, "only {} were told that they are in", told.len());
         // What is left can be sold to the last unit, and then it is sold out.
         for number in 0..free {
             app.buyer(&format!("late {number}"))

@@ -179,8 +179,13 @@ pub(super) struct Claims {
 }
 
 impl Claims {
+    /// From here on the token is refused.
+    pub fn until(&self) -> UnixMs {
+        self.exp.0.plus_ms(LEEWAY_MS)
+    }
+
     pub fn check_time(&self, now: UnixMs) -> Result<(), TokenRefusal> {
-        if now >= self.exp.0.plus_ms(LEEWAY_MS) {
+        if now >= self.until() {
             return Err(TokenRefusal::Expired);
         }
         if self.nbf.is_some_and(|nbf| now.plus_ms(LEEWAY_MS) < nbf.0) {

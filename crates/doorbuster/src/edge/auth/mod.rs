@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, decode_header};
 use rules::buyer::{BuyerId, BuyerIdError};
+use rules::time::UnixMs;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
@@ -57,6 +58,13 @@ pub enum TokenRefusal {
     Buyer(BuyerIdError),
 }
 
+/// The buyer of a good token, and when it ends, the leeway included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bearer {
+    pub buyer: BuyerId,
+    pub until: UnixMs,
+}
+
 /// Turns tokens into buyers. Cheap to clone; all clones see the same keys.
 #[derive(Clone, Debug)]
 pub struct Authenticator(Arc<Inner>);
@@ -95,6 +103,11 @@ impl Authenticator {
     /// The buyer a token speaks for. Waits for nothing: an unknown key is refused now and fetched by
     /// [`Authenticator::refresh_loop`], so that strangers cannot make a request wait for the issuer.
     pub fn buyer(&self, token: &str) -> Result<BuyerId, TokenRefusal> {
+        self.bearer(token).map(|bearer| bearer.buyer)
+    }
+
+    /// The same, with the time up to which the token is good: what lasts must not outlast it.
+    pub fn bearer(&self, token: &str) -> Result<Bearer, TokenRefusal> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(TokenRefusal::TooLong);
         }
@@ -109,7 +122,8 @@ impl Authenticator {
             Keys::Published(keys) => keys.verify(token, &header)?,
         };
         claims.check_time(self.0.clock.now())?;
-        BuyerId::parse(&claims.sub).map_err(TokenRefusal::Buyer)
+        let buyer = BuyerId::parse(&claims.sub).map_err(TokenRefusal::Buyer)?;
+        Ok(Bearer { buyer, until: claims.until() })
     }
 
     /// Keeps published keys fresh until `shutdown`. With a secret there is nothing to keep fresh, and it

@@ -18,12 +18,14 @@ use http::{Extensions, HeaderMap};
 use prometheus_client::metrics::gauge::Gauge;
 use rules::buyer::BuyerId;
 use rules::id::OrderId;
+use rules::time::UnixMs;
 use rules::wire::{Code, OrderView};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::orders::queued_orders;
 use crate::app::App;
+use crate::edge::auth::Bearer;
 use crate::edge::extract::KnownBuyer;
 use crate::edge::openapi::problems;
 use crate::edge::refusal::{Answer, Refusal};
@@ -89,8 +91,8 @@ problems! {
 ///
 /// WebSocket: within 5 s send `{"type":"auth","token":"…"}`, or ask for the subprotocols `doorbuster.v1, bearer.<JWT>`.
 /// The server says `{"type":"ready"}`, then the buyer's live orders, then every change, each as
-/// `{"type":"order","event_id":"…","order":{…}}`. It closes with 4401 (not authorised), 4408 (no auth in time), 4429
-/// (too many) or 1001 (going away). Server-sent events: `event: order`, `id:` the event id, `data:` the order; the
+/// `{"type":"order","event_id":"…","order":{…}}`. It closes with 4401 (not authorised, or no longer: the token
+/// has expired), 4408 (no auth in time), 4429 (too many) or 1001 (going away). Server-sent events: `event: order`, `id:` the event id, `data:` the order; the
 /// token is in the `Authorization` header.
 #[utoipa::path(
     get, path = "/api/v1/events", tag = "buyer", security((), ("buyer_token" = [])),
@@ -234,7 +236,7 @@ fn event_id(order: &OrderView) -> String {
 
 async fn open_stream(app: Arc<App>, seat: Option<Seat>, parts: &Parts) -> Answer {
     let known = parts.extensions.get::<KnownBuyer>().and_then(|known| known.0.clone());
-    let buyer = known.ok_or_else(|| Refusal::new(Code::Unauthorized))?;
+    let Bearer { buyer, until } = known.ok_or_else(|| Refusal::new(Code::Unauthorized))?;
     let seat = seat.ok_or_else(|| Refusal::new(Code::Busy))?;
     let feed = Feed::open(&app, &buyer).await.map_err(|refused| match refused {
         NoFeed::TooMany(TooMany::InAll) => Refusal::new(Code::Busy),
@@ -243,7 +245,7 @@ async fn open_stream(app: Arc<App>, seat: Option<Seat>, parts: &Parts) -> Answer
         }
         NoFeed::Ledger(error) => error.into(),
     })?;
-    let life = Duration::from_secs(app.settings.limits.stream_life_s.into());
+    let life = Duration::from_secs(app.settings.limits.stream_life_s.into()).min(left(&app, until));
     let events = stream::unfold((app, seat, feed), |(app, seat, mut feed)| async move {
         let next = app.shutdown.run_until_cancelled(feed.next()).await?;
         let Some(order) = next else {
@@ -259,6 +261,11 @@ async fn open_stream(app: Arc<App>, seat: Option<Seat>, parts: &Parts) -> Answer
     Ok(response)
 }
 
+/// How long a token is still good.
+fn left(app: &App, until: UnixMs) -> Duration {
+    Duration::from_millis(app.clock.now().ms_until(until))
+}
+
 fn order_event(order: &OrderView) -> Event {
     // Writing these types cannot fail.
     let json = serde_json::to_string(order).unwrap_or_default();
@@ -272,6 +279,8 @@ fn order_event(order: &OrderView) -> Event {
 enum Goodbye {
     NotAuthorised,
     NoAuthInTime,
+    /// The token it came with is no longer good: connect again with a new one.
+    Expired,
     TooMany,
     /// The process ends, or this socket cannot be served: connect again.
     GoingAway(&'static str),
@@ -283,6 +292,7 @@ impl Goodbye {
     fn frame(self) -> Option<CloseFrame> {
         let (code, reason) = match self {
             Self::NotAuthorised => (4401, "not authorised"),
+            Self::Expired => (4401, "the token has expired"),
             Self::NoAuthInTime => (4408, "no auth in time"),
             Self::TooMany => (4429, "too many"),
             Self::GoingAway(reason) => (1001, reason),
@@ -306,17 +316,17 @@ enum ToBuyer<'a> {
 }
 
 /// What the request itself says about who asks; `None` when it says nothing and the first frame has to.
-fn who_says_so(app: &App, parts: &Parts) -> Option<Result<BuyerId, Goodbye>> {
-    if let Some(buyer) = parts.extensions.get::<KnownBuyer>().and_then(|known| known.0.clone()) {
-        return Some(Ok(buyer));
+fn who_says_so(app: &App, parts: &Parts) -> Option<Result<Bearer, Goodbye>> {
+    if let Some(bearer) = parts.extensions.get::<KnownBuyer>().and_then(|known| known.0.clone()) {
+        return Some(Ok(bearer));
     }
     let lines = parts.headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|line| line.to_str().ok());
     let mut protocols = lines.flat_map(|line| line.split(',')).map(str::trim);
     let token = protocols.find_map(|protocol| protocol.strip_prefix(TOKEN_PROTOCOL))?;
-    Some(app.auth.buyer(token).map_err(|_| Goodbye::NotAuthorised))
+    Some(app.auth.bearer(token).map_err(|_| Goodbye::NotAuthorised))
 }
 
-async fn serve(app: Arc<App>, seat: Option<Seat>, told: Option<Result<BuyerId, Goodbye>>, socket: WebSocket) {
+async fn serve(app: Arc<App>, seat: Option<Seat>, told: Option<Result<Bearer, Goodbye>>, socket: WebSocket) {
     let mut talk = Talk { app, socket, frames: 0, heard: true };
     let goodbye = if seat.is_some() {
         match talk.run(told).await {
@@ -340,9 +350,9 @@ struct Talk {
 }
 
 impl Talk {
-    async fn run(&mut self, told: Option<Result<BuyerId, Goodbye>>) -> Result<Infallible, Goodbye> {
+    async fn run(&mut self, told: Option<Result<Bearer, Goodbye>>) -> Result<Infallible, Goodbye> {
         let shutdown = self.app.shutdown.clone();
-        let buyer = match told {
+        let Bearer { buyer, until } = match told {
             Some(told) => told?,
             None => {
                 let asked = tokio::time::timeout(AUTH_WITHIN, self.first_frame());
@@ -360,9 +370,12 @@ impl Talk {
         self.send(&ToBuyer::Ready).await?;
         let mut pings = tokio::time::interval(PING_EVERY);
         pings.tick().await;
+        let expiry = tokio::time::sleep(left(&self.app, until));
+        tokio::pin!(expiry);
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => return Err(GOING_AWAY),
+                () = &mut expiry => return Err(Goodbye::Expired),
                 order = feed.next() => self.push(order).await?,
                 frame = self.socket.recv() => drop(self.hear(frame)?),
                 _ = pings.tick() => self.ping().await?,
@@ -371,12 +384,12 @@ impl Talk {
     }
 
     /// Frames that are not understood are passed over, before the token as after it.
-    async fn first_frame(&mut self) -> Result<BuyerId, Goodbye> {
+    async fn first_frame(&mut self) -> Result<Bearer, Goodbye> {
         loop {
             let frame = self.socket.recv().await;
             let Some(text) = self.hear(frame)? else { continue };
             if let Ok(FromBuyer::Auth { token }) = serde_json::from_str(&text) {
-                return self.app.auth.buyer(&token).map_err(|_| Goodbye::NotAuthorised);
+                return self.app.auth.bearer(&token).map_err(|_| Goodbye::NotAuthorised);
             }
         }
     }

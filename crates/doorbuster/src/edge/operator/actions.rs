@@ -14,14 +14,20 @@ use super::{Operator, done};
 use crate::app::App;
 use crate::edge::extract::IdPath;
 use crate::edge::refusal::{Answer, Refusal, json};
+use crate::images::Which;
 
 /// Shows the sale to buyers and preheats it. It sells from its `opens_at` on.
+///
+/// Images are copied and served from here; the sale does not wait for them. An offer whose image could not be copied
+/// says why in `image_problem` and is shown without one; preheating tries again.
 #[utoipa::path(
     post, path = "/admin/v1/sales/{sale}/publish", tag = "operator", params(("sale" = SaleId, Path)),
     responses((status = 200, body = OperatorSale), OfAction), security(("admin_key" = []))
 )]
 pub async fn publish(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<SaleId>) -> Answer {
-    act(&app, id, SaleAction::Publish).await
+    let sale = done(app.act_on_sale(id, SaleAction::Publish).await?)?;
+    app.copy_images(&sale, Which::All).await?;
+    Ok(json(StatusCode::OK, &operator_sale(&app, &sale)))
 }
 
 /// Stops selling; when this answers, nobody is granted anything any more. Passes are still given.
@@ -76,5 +82,9 @@ pub async fn preheat_offer(_: Operator, State(app): State<Arc<App>>, IdPath(id):
 }
 
 async fn preheat(app: &Arc<App>, id: SaleId) -> Answer {
-    Ok(json(StatusCode::OK, &done(app.preheat_sale(id).await?)?))
+    let preheated = done(app.preheat_sale(id).await?)?;
+    if let Some(sale) = app.ledger.sale(id).await? {
+        app.copy_images(&sale, Which::Missing).await?;
+    }
+    Ok(json(StatusCode::OK, &preheated))
 }

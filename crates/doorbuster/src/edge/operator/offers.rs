@@ -12,7 +12,7 @@ use rules::wire::{Code, OperatorOffer, Page};
 
 use super::refusals::{OfAdd, OfChange, OfDelete, OfLook};
 use super::repeat::Keyed;
-use super::sales::{edited, find, new_offer_id, no_content, operator_offer};
+use super::sales::{copy_new_images, edited, find, new_offer_id, no_content, operator_offer};
 use super::{Operator, OperatorBody, done};
 use crate::app::App;
 use crate::edge::extract::IdPath;
@@ -55,7 +55,7 @@ pub async fn add(
 ) -> Answer {
     let offer = draft.into_offer(new_offer_id(app.clock.now()));
     offer.check("")?;
-    let view = operator_offer(&offer);
+    let view = operator_offer(&app, &offer);
     let add = move |mut sale: Sale| {
         if sale.state != SaleState::Draft {
             return Changed::WrongState;
@@ -77,7 +77,7 @@ pub async fn add(
 )]
 pub async fn list(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<SaleId>) -> Answer {
     let sale = find(&app, id).await?;
-    let items: Vec<_> = sale.offers.iter().map(operator_offer).collect();
+    let items: Vec<_> = sale.offers.iter().map(|offer| operator_offer(&app, offer)).collect();
     Ok(json(StatusCode::OK, &Page { items, next_cursor: None }))
 }
 
@@ -88,7 +88,7 @@ pub async fn list(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<S
     responses((status = 200, body = OperatorOffer), OfLook), security(("admin_key" = []))
 )]
 pub async fn get(_: Operator, State(app): State<Arc<App>>, path: OfferPath) -> Answer {
-    answer(&find(&app, path.sale).await?, path.offer)
+    answer(&app, &find(&app, path.sale).await?, path.offer)
 }
 
 /// Changes an offer. In a draft everything; once published only name, description and image. Stock has its own call.
@@ -108,7 +108,8 @@ pub async fn change(
         None => Changed::NotFound,
     };
     let sale = done(app.update_sale(path.sale, None, apply).await?)?;
-    answer(&sale, path.offer)
+    copy_new_images(&app, &sale).await?;
+    answer(&app, &sale, path.offer)
 }
 
 /// Takes an offer out of a draft; one at least must remain.
@@ -135,8 +136,8 @@ pub async fn remove(_: Operator, State(app): State<Arc<App>>, path: OfferPath) -
     Ok(no_content())
 }
 
-fn answer(sale: &Sale, id: OfferId) -> Answer {
+fn answer(app: &App, sale: &Sale, id: OfferId) -> Answer {
     let offer = sale.offers.iter().find(|offer| offer.id == id);
     let offer = offer.ok_or_else(|| Refusal::new(Code::NotFound))?;
-    Ok(json(StatusCode::OK, &operator_offer(offer)))
+    Ok(json(StatusCode::OK, &operator_offer(app, offer)))
 }

@@ -16,9 +16,10 @@ use super::refusals::{OfChange, OfCreate, OfDelete, OfList, OfLook};
 use super::repeat::Keyed;
 use super::{Operator, OperatorBody, done, number_cursor, page_limit, told};
 use crate::app::App;
-use crate::catalogue::offer_view;
+use crate::catalogue::{is_public, offer_view};
 use crate::edge::extract::{IdPath, QueryOf};
 use crate::edge::refusal::{Answer, Refusal, json};
+use crate::images::Which;
 use crate::ledger::Changed;
 
 /// Makes a draft. Offers are returned in the order given.
@@ -99,6 +100,7 @@ pub async fn change(
     let now = app.clock.now();
     let apply = move |before| edited(change.apply(before, now, || new_offer_id(now)));
     let sale = done(app.update_sale(id, None, apply).await?)?;
+    copy_new_images(&app, &sale).await?;
     Ok(json(StatusCode::OK, &operator_sale(&app, &sale)))
 }
 
@@ -122,6 +124,14 @@ pub async fn find(app: &App, id: SaleId) -> Result<Sale, Refusal> {
 
 pub fn new_offer_id(now: UnixMs) -> OfferId {
     OfferId(timed(now, rand::random()))
+}
+
+/// A published sale may get other images.
+pub async fn copy_new_images(app: &Arc<App>, sale: &Sale) -> Result<(), Refusal> {
+    if is_public(sale.state) {
+        app.copy_images(sale, Which::Missing).await?;
+    }
+    Ok(())
 }
 
 /// An edit's outcome in the ledger's words.
@@ -149,10 +159,16 @@ pub fn operator_sale(app: &App, sale: &Sale) -> OperatorSale {
         publish_at: sale.publish_at,
         rehearsal: sale.rehearsal,
         registrations: app.roster.registrations(sale.id),
-        offers: sale.offers.iter().map(operator_offer).collect(),
+        offers: sale.offers.iter().map(|offer| operator_offer(app, offer)).collect(),
     }
 }
 
-pub fn operator_offer(offer: &Offer) -> OperatorOffer {
-    OperatorOffer { offer: offer_view(offer), stock: offer.stock }
+pub fn operator_offer(app: &App, offer: &Offer) -> OperatorOffer {
+    let copy = offer.image.as_deref().and_then(|image| app.images.copy_of(image));
+    OperatorOffer {
+        offer: offer_view(offer),
+        stock: offer.stock,
+        image_copy: offer.image.as_deref().and_then(|image| app.images.address(image)),
+        image_problem: copy.and_then(|copy| copy.problem),
+    }
 }

@@ -24,7 +24,10 @@ use tokio::sync::oneshot;
 use super::{LedgerError, LedgerResult};
 use crate::queue::sqlite::{CommitFailure, Sharing, classify_commit, open_reader, open_writer};
 
-const MIGRATIONS: &[&str] = &[include_str!("../../../migrations/sqlite/0001_ledger.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("../../../migrations/sqlite/0001_ledger.sql"),
+    include_str!("../../../migrations/sqlite/0002_image_copies.sql"),
+];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.
 const READERS: usize = 3;

@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
 use super::buyers::remember;
 use super::{Lane, SqliteLedger, column, signed};
-use crate::ledger::{Changed, Counters, KeyedAnswer, LedgerResult, SalePage, StockChanged};
+use crate::ledger::{Changed, Counters, ImageCopy, KeyedAnswer, LedgerResult, SalePage, StockChanged};
 
 const SALE_COLUMNS: &str = "sale_no, sale_id, state, title, opens_at, closes_at, pay_within_s, challenge,
     registration, registration_opens_at, registration_closes_at, publish_at, rehearsal";
@@ -188,6 +188,33 @@ impl SqliteLedger {
             )?;
             let rows = statement.query_map([sale.to_bytes()], |row| read_counters(row, 0))?;
             Ok(rows.collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
+    /// Every copy of an image that was tried.
+    pub async fn image_copies(&self) -> LedgerResult<Vec<ImageCopy>> {
+        self.read(|connection| {
+            let mut statement =
+                connection.prepare_cached("select source, name, problem from image_copies")?;
+            let rows = statement.query_map([], |row| {
+                Ok(ImageCopy { source: row.get(0)?, name: row.get(1)?, problem: row.get(2)? })
+            })?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
+    /// Remembers what became of copies; a later try of the same source replaces an earlier one.
+    pub async fn note_image_copies(&self, copies: Vec<ImageCopy>, now: UnixMs) -> LedgerResult<()> {
+        self.transact(Lane::Settle, move |transaction| {
+            let mut note = transaction.prepare_cached(
+                "insert or replace into image_copies (source, name, problem, tried_at) values (?1, ?2, ?3, ?4)",
+            )?;
+            for copy in &copies {
+                note.execute(params![copy.source, copy.name, copy.problem, now.0])?;
+            }
+            Ok(())
         })
         .await
     }

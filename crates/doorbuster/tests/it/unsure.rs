@@ -1,0 +1,70 @@
+//! A server whose disk fails in the middle of a sync, as its buyers see it over HTTP.
+
+use serde_json::{Value, json};
+use testkit::disk::{Disk, Fault, Kind, OperationKind, PowerCut};
+
+use crate::app::{TestApp, TestSale, assert_code};
+
+/// A server whose next sync of the journal goes wrong, and its sale of three units, one of them sold.
+pub async fn about_to_fail(disk: &Disk, kind: Kind) -> (TestApp, TestSale, String) {
+    let app = TestApp::on_disk(tempfile::tempdir().unwrap(), disk).await;
+    let sale = app.open_sale(3).await;
+    let ann = app.buyer("ann");
+    let pass = ann.mint(sale.offer());
+    ann.buy_with(sale.offer(), &pass, 1, 202).await;
+    app.settled().await;
+    disk.plan(Fault::at(1, kind).on(OperationKind::Sync).of_file("journal.db-wal"));
+    (app, sale, pass)
+}
+
+/// The try that meets the failing sync: the pass, and what its buyer was told.
+pub async fn meet(app: &TestApp, sale: &TestSale) -> (String, Value) {
+    let bob = app.buyer("bob");
+    let given = bob.pass(sale.offer()).await;
+    let pass = given["pass"].as_str().unwrap().to_owned();
+    let url = app.url(&format!("/api/v1/offers/{}/orders", sale.offer()));
+    let (status, headers, problem) =
+        app.send(app.client.post(url).json(&json!({"pass": pass, "quantity": 1}))).await;
+    assert_eq!((status, &problem["order_id"]), (503, &given["order_id"]), "{problem}");
+    assert!(headers.contains_key("retry-after"));
+    (pass, problem)
+}
+
+async fn a_failed_sync(kind: Kind, power_cut: bool) {
+    let disk = Disk::powersafe();
+    let (app, sale, anns_pass) = about_to_fail(&disk, kind).await;
+    let (bobs_pass, problem) = meet(&app, &sale).await;
+    assert_code(&problem, "unsure");
+    let (reason, folder) = app.fail().await;
+    assert!(format!("{reason:#}").contains("can no longer be trusted"), "{reason:#}");
+    assert!(disk.fired());
+
+    let disk = if power_cut { disk.power_cut(PowerCut::DropUnsynced) } else { disk };
+    let app = TestApp::on_disk(folder, &disk).await;
+    for (name, pass) in [("ann", &anns_pass), ("bob", &bobs_pass)] {
+        let url = app.url(&format!("/api/v1/offers/{}/orders", sale.offer()));
+        let request = app.client.post(url).header("prefer", "wait=10");
+        let (status, _, order) = app.send(request.json(&json!({"pass": pass, "quantity": 1}))).await;
+        assert!(matches!(status, 200 | 201), "{name}: {status} {order}");
+        assert_eq!(order["state"], "awaiting_payment", "{name}");
+        if name == "bob" {
+            assert_eq!(order["id"], problem["order_id"], "the same pass is the same order");
+        }
+    }
+    app.settled().await;
+    let units = &app.stats(&sale).await["offers"][0];
+    assert_eq!((&units["free"], &units["held"]), (&json!(1), &json!(2)), "{units}");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_buyer_whose_sync_failed_is_told_unsure_and_finds_the_order_after_a_restart() {
+    a_failed_sync(Kind::Eio, false).await;
+    a_failed_sync(Kind::ErrorAfterSuccess, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_buyer_whose_sync_failed_before_a_power_cut_takes_the_unit_with_the_same_pass() {
+    a_failed_sync(Kind::Eio, true).await;
+    a_failed_sync(Kind::ErrorAfterSuccess, true).await;
+}
