@@ -62,6 +62,8 @@ enum Group {
     Start,
     /// Gate and SQLite alone.
     Parts,
+    /// Journal and ledger in one file, and in two.
+    Files,
 }
 
 impl Group {

@@ -47,8 +47,15 @@ struct Contender {
 
 enum Server {
     Ceiling(Ceiling),
-    Ours,
+    Ours(Buyers),
     Rival(Rival),
+}
+
+/// How the buyers of a run are named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Buyers {
+    InOrder,
+    Scattered,
 }
 
 /// Ours and the two sales that are asked for.
@@ -143,7 +150,7 @@ fn line_up(ours: &Ours, report: &mut Report) -> anyhow::Result<Vec<Contender>> {
     let mut contenders = vec![
         contender("ceiling_multi", "bare hyper, shared threads", Refuse, ceiling(Layout::MultiThread)?),
         contender("ceiling_per_core", "bare hyper, thread per core", Refuse, ceiling(Layout::ThreadPerCore)?),
-        contender("refuse", "Doorbuster", Refuse, Server::Ours),
+        contender("refuse", "Doorbuster", Refuse, Server::Ours(Buyers::InOrder)),
         contender(
             "nginx_redis_refuse",
             "nginx + Lua + Redis",
@@ -156,7 +163,13 @@ fn line_up(ours: &Ours, report: &mut Report) -> anyhow::Result<Vec<Contender>> {
             Refuse,
             rival(Front::NginxLocalFlag, Keeping::Nothing).context(needed)?,
         ),
-        contender("accept", "Doorbuster, on disk", Accept, Server::Ours),
+        contender("accept", "Doorbuster, on disk", Accept, Server::Ours(Buyers::InOrder)),
+        contender(
+            "accept_scattered",
+            "Doorbuster, on disk, scattered names",
+            Accept,
+            Server::Ours(Buyers::Scattered),
+        ),
         contender(
             "nginx_redis_accept",
             "nginx + Lua + Redis, in memory",
@@ -179,7 +192,7 @@ fn line_up(ours: &Ours, report: &mut Report) -> anyhow::Result<Vec<Contender>> {
     for contender in &contenders {
         match &contender.server {
             Server::Ceiling(ceiling) => report.command(ceiling.command()),
-            Server::Ours => {}
+            Server::Ours(_) => {}
             Server::Rival(rival) => rival.commands().into_iter().for_each(|line| report.command(line)),
         }
     }
@@ -205,9 +218,11 @@ fn run(plan: &Plan, ours: &Ours, contender: &mut Contender) -> anyhow::Result<Sa
             checked(&blasted, kind, contender.name)?;
             Ok(Sample::of(&blasted, kind.status(), blasted.elapsed, cpu))
         }
-        Server::Ours => {
+        Server::Ours(buyers) => {
             let sale = ours.sale(kind);
-            let source = Requests::Ours(Minted::new(&ours.product, sale).ahead(count));
+            let minted = Minted::new(&ours.product, sale);
+            let minted = if *buyers == Buyers::Scattered { minted.scattered() } else { minted };
+            let source = Requests::Ours(minted.ahead(count));
             let before = ours.product.cpu();
             let blasted = load(ours.product.address, source)?;
             // The ledger follows in the same run: the time it needs to catch up counts, and so does its CPU.
@@ -307,6 +322,14 @@ fn figures(report: &mut Report, series: &Series) {
         at_least(0.55, 0.65),
     );
     compare(
+        "accept_scattered_vs_hyper",
+        "accept_scattered",
+        faster,
+        rate,
+        "the same with names that no index can lean on",
+        info,
+    );
+    compare(
         "accept_vs_nginx_redis",
         "accept",
         "nginx_redis_accept",
@@ -374,7 +397,7 @@ fn pictures(report: &mut Report, contenders: &[Contender], series: &Series) {
             .filter(|contender| contender.kind == kind || matches!(contender.server, Server::Ceiling(_)));
         let bar = |contender: &Contender| {
             let samples: Vec<f64> = series.get(contender.name).into_iter().flatten().map(of).collect();
-            Bar::of(contender.label, matches!(contender.server, Server::Ours), &samples)
+            Bar::of(contender.label, matches!(contender.server, Server::Ours(_)), &samples)
         };
         chosen.map(bar).collect()
     };

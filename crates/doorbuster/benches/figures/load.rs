@@ -24,30 +24,44 @@ const PASS_LIFE_S: u32 = 300;
 /// A closed loop never asks for more than this per second.
 const MOST_PER_S: f64 = 200_000.0;
 
-/// Distinct buyers with names that look like a shop's: 16 characters without an order an index could lean on.
+/// Distinct buyers' names of 16 characters.
 #[derive(Clone, Copy, Debug)]
-pub struct Names {
-    key: (u64, u64),
+pub enum Names {
+    /// Counted up, as shops number their customers and as load generators do.
+    InOrder { run: u16 },
+    /// Without an order that an index could lean on: the hardest case for the ledger's index of buyers.
+    Scattered { key: (u64, u64) },
 }
 
 impl Names {
-    pub fn new() -> Self {
-        Self { key: rand::random() }
+    pub fn in_order() -> Self {
+        Self::InOrder { run: rand::random() }
     }
 
-    /// 80 bits of a keyed hash: of ten million names two are the same once in ten billion runs.
-    pub fn name(self, number: usize) -> String {
-        const LETTERS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
-        let mut hasher = SipHasher13::new_with_keys(self.key.0, self.key.1);
-        hasher.write_usize(number);
-        let mut bits = hasher.finish128().as_u128();
-        let mut letter = || {
-            let index = (bits & 31) as usize;
-            bits >>= 5;
-            char::from(LETTERS[index])
-        };
-        (0..16).map(|_| letter()).collect()
+    pub fn scattered() -> Self {
+        Self::Scattered { key: rand::random() }
     }
+
+    pub fn name(self, number: usize) -> String {
+        match self {
+            Self::InOrder { run } => format!("b{run:04x}{number:011}"),
+            Self::Scattered { key } => scattered(key, number),
+        }
+    }
+}
+
+/// 80 bits of a keyed hash: of ten million names two are the same once in ten billion runs.
+fn scattered(key: (u64, u64), number: usize) -> String {
+    const LETTERS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+    let mut hasher = SipHasher13::new_with_keys(key.0, key.1);
+    hasher.write_usize(number);
+    let mut bits = hasher.finish128().as_u128();
+    let mut letter = || {
+        let index = (bits & 31) as usize;
+        bits >>= 5;
+        char::from(LETTERS[index])
+    };
+    (0..16).map(|_| letter()).collect()
 }
 
 /// Passes for distinct buyers, signed with the server's own key.
@@ -67,8 +81,12 @@ impl Minted {
             offers: sale.offers.clone().into(),
             host: product.address.to_string(),
             next: Arc::new(AtomicUsize::new(0)),
-            names: Names::new(),
+            names: Names::in_order(),
         }
+    }
+
+    pub fn scattered(self) -> Self {
+        Self { names: Names::scattered(), ..self }
     }
 
     fn pass(&self) -> (OfferId, String) {
@@ -115,7 +133,7 @@ pub struct RivalRequests {
 
 impl RivalRequests {
     pub fn new(address: SocketAddr, buyers: usize, bytes: usize) -> Self {
-        let names = Names::new();
+        let names = Names::in_order();
         let buyers: Vec<String> = (0..buyers).map(|number| names.name(number)).collect();
         Self { host: address.to_string().into(), buyers: buyers.into(), bytes, cursor: Arc::default() }
     }

@@ -59,6 +59,9 @@ mod quota;
 /// Tables and JSON.
 mod report;
 
+/// Why the journal has a file of its own.
+mod files;
+
 /// The page in `docs/`.
 mod document;
 
@@ -132,6 +135,8 @@ enum Group {
     Start,
     /// Gate and SQLite alone.
     Parts,
+    /// Journal and ledger in one file, and in two.
+    Files,
 }
 
 /// How long and how often.
@@ -227,6 +232,9 @@ fn measure(plan: &Plan, report: &mut report::Report, only: &[Group]) -> anyhow::
     }
     if wanted(Group::Parts) {
         parts::measure(plan, report)?;
+    }
+    if wanted(Group::Files) {
+        files::measure(plan, report)?;
     }
     Ok(())
 }

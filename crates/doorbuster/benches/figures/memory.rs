@@ -40,7 +40,7 @@ pub fn probe(claims: usize) -> anyhow::Result<()> {
         change_no: 0,
     };
     let offer = gate.seed(&seed).expect("the first offer");
-    let names = Names::new();
+    let names = Names::scattered();
     let before = resident_bytes(std::process::id());
     for number in 0..claims {
         let buyer = names.name(number);

@@ -22,7 +22,7 @@ const SQLITE_FOR: Duration = Duration::from_secs(1);
 
 pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     report.say("parts: the gate and SQLite alone, on one thread");
-    let names = Names::new();
+    let names = Names::scattered();
     let buyers: Vec<String> = (0..CLAIMS * 2).map(|number| names.name(number)).collect();
     let (mut grants, mut refusals, mut small, mut large) = (vec![], vec![], vec![], vec![]);
     for _ in 0..plan.repetitions {
