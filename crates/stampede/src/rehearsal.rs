@@ -178,7 +178,7 @@ impl Load {
                     "The crowd itself was up to {} late for its clicks: this machine is too small for it.",
                     span_us(late.p99_us)
                 ),
-                change: "Run the crowd from another machine than the server, or from one with more cores."
+                change: "Run the crowd from another machine than the server, or with more --threads where cores are idle."
                     .to_owned(),
             });
         }

@@ -22,9 +22,12 @@ mod scenarios;
 /// A crowd for a flash sale: simulated buyers who know only the public API, and a judge of what they were told.
 #[derive(Debug, Parser)]
 #[command(name = "stampede", version, propagate_version = true, max_term_width = 100, after_help = EXAMPLES)]
-struct Cli {
+pub struct Cli {
     #[command(subcommand)]
     command: Command,
+    /// Threads that drive the crowd. One is the most frugal, and leaves the other cores to a server on the same machine.
+    #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    threads: u8,
 }
 
 const EXAMPLES: &str = "\
@@ -58,27 +61,44 @@ enum Exit {
 /// The exit code for whatever kept a command from being done.
 const FAILED: u8 = 2;
 
-/// Reads the arguments, the program's name first, does what was asked and answers with the code to exit with.
+/// Reads the arguments, the program's name first; wrong ones, and a wish for help, are answered with an exit code.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> {
+    Cli::try_parse_from(args).map_err(|error| {
+        // Help is an answer, not an error. A reader who has left is none either.
+        let _ = error.print();
+        if error.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS }
+    })
+}
+
+/// [`parse`] and [`Cli::run`], on whatever runtime is there.
 pub async fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let cli = match Cli::try_parse_from(args) {
-        Ok(cli) => cli,
-        Err(error) => {
-            // Help is an answer, not an error. A reader who has left is none either.
-            let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS };
+    match parse(args) {
+        Ok(cli) => cli.run().await,
+        Err(code) => code,
+    }
+}
+
+impl Cli {
+    /// How many threads the runtime should have.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.threads.into()
+    }
+
+    /// Does what was asked and answers with the code to exit with.
+    pub async fn run(self) -> ExitCode {
+        let ended = match self.command {
+            Command::Run(command) => Box::pin(command.run()).await,
+            Command::Rehearse(command) => Box::pin(command.run()).await,
+            Command::Check(command) => command.run(),
+            Command::Scenarios(command) => command.run(),
+            Command::Completions(command) => command.run(),
+        };
+        match ended {
+            Ok(Exit::Clean) => ExitCode::SUCCESS,
+            Ok(Exit::Violated) => ExitCode::FAILURE,
+            Err(error) => failed(&error),
         }
-    };
-    let ended = match cli.command {
-        Command::Run(command) => Box::pin(command.run()).await,
-        Command::Rehearse(command) => Box::pin(command.run()).await,
-        Command::Check(command) => command.run(),
-        Command::Scenarios(command) => command.run(),
-        Command::Completions(command) => command.run(),
-    };
-    match ended {
-        Ok(Exit::Clean) => ExitCode::SUCCESS,
-        Ok(Exit::Violated) => ExitCode::FAILURE,
-        Err(error) => failed(&error),
     }
 }
 
