@@ -196,6 +196,8 @@ enum Doing {
     Head = 1,
     /// A request is being answered; its own limits apply.
     Working = 2,
+    /// The answer is made, but not all of it has been taken by the client.
+    Sending = 3,
 }
 
 impl Watch {
@@ -204,6 +206,7 @@ impl Watch {
             Doing::Idle => 0,
             Doing::Head => 1,
             Doing::Working => 2,
+            Doing::Sending => 3,
         };
         self.state.store((self.now_ms.load(Ordering::Relaxed) << 2) | phase, Ordering::Release);
     }
@@ -213,7 +216,8 @@ impl Watch {
         let doing = match state & 3 {
             0 => Doing::Idle,
             1 => Doing::Head,
-            _ => Doing::Working,
+            2 => Doing::Working,
+            _ => Doing::Sending,
         };
         (doing, state >> 2)
     }
@@ -221,6 +225,19 @@ impl Watch {
     fn bytes_came(&self) {
         if self.get().0 == Doing::Idle {
             self.set(Doing::Head);
+        }
+    }
+
+    /// A client that takes bytes, however slowly, is there.
+    fn bytes_went(&self) {
+        if self.get().0 == Doing::Sending {
+            self.set(Doing::Sending);
+        }
+    }
+
+    fn all_went(&self) {
+        if self.get().0 == Doing::Sending {
+            self.set(Doing::Idle);
         }
     }
 }
@@ -276,6 +293,8 @@ fn look_around(shared: &Shared, watched: &mut Watched, now_ms: u64) {
             Doing::Idle if draining => 0,
             Doing::Idle => limits.idle_timeout_s,
             Doing::Head => limits.header_timeout_s,
+            Doing::Sending if over => 0,
+            Doing::Sending => limits.idle_timeout_s,
             Doing::Working if over => 0,
             Doing::Working => return true,
         };
@@ -381,7 +400,7 @@ struct WatchedBody {
 
 impl Drop for WatchedBody {
     fn drop(&mut self) {
-        self.watch.set(Doing::Idle);
+        self.watch.set(Doing::Sending);
     }
 }
 
@@ -405,7 +424,7 @@ impl hyper::body::Body for WatchedBody {
     }
 }
 
-/// A stream that tells the watchman when bytes come.
+/// A stream that tells the watchman when bytes come and go.
 struct WatchedStream {
     stream: TcpStream,
     watch: Arc<Watch>,
@@ -432,11 +451,19 @@ impl AsyncWrite for WatchedStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        if let Poll::Ready(Ok(1..)) = written {
+            self.watch.bytes_went();
+        }
+        written
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if let Poll::Ready(Ok(())) = flushed {
+            self.watch.all_went();
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
@@ -448,7 +475,11 @@ impl AsyncWrite for WatchedStream {
         context: &mut Context<'_>,
         buffers: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, buffers);
+        if let Poll::Ready(Ok(1..)) = written {
+            self.watch.bytes_went();
+        }
+        written
     }
 
     fn is_write_vectored(&self) -> bool {
