@@ -269,8 +269,10 @@ async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
             }
             _ = ticks.tick() => {
                 let elapsed = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-                now_ms.store(elapsed, Ordering::Relaxed);
-                look_around(&shared, &mut watched, elapsed);
+                // Judged by the clock that the connections were marked with: when this thread was busy for longer than
+                // a limit, nobody is late for that.
+                let marked_ms = now_ms.swap(elapsed, Ordering::Relaxed);
+                look_around(&shared, &mut watched, marked_ms);
                 shared.app.metrics.connections_open.set(i64::try_from(shared.open.load(Ordering::Relaxed)).unwrap_or(i64::MAX));
                 if shared.over.load(Ordering::Acquire) {
                     return;
