@@ -251,8 +251,8 @@ async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
     let local = Arc::new(Local(Arc::clone(&shared)));
     let mut watched = Watched::default();
     let now_ms = Arc::new(AtomicU64::new(0));
-    let began = shared.app.clock.instant();
     let mut ticks = tokio::time::interval(Duration::from_millis(WATCH_EVERY_MS));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             socket = sockets.recv(), if !sockets.is_closed() || !sockets.is_empty() => {
@@ -268,11 +268,10 @@ async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
                 }
             }
             _ = ticks.tick() => {
-                let elapsed = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-                // Judged by the clock that the connections were marked with: when this thread was busy for longer than
-                // a limit, nobody is late for that.
-                let marked_ms = now_ms.swap(elapsed, Ordering::Relaxed);
-                look_around(&shared, &mut watched, marked_ms);
+                // Counted in rounds, not by a clock: when this thread was busy for longer than a limit, nobody else is
+                // late for that.
+                let round_ms = now_ms.fetch_add(WATCH_EVERY_MS, Ordering::Relaxed).saturating_add(WATCH_EVERY_MS);
+                look_around(&shared, &mut watched, round_ms);
                 shared.app.metrics.connections_open.set(i64::try_from(shared.open.load(Ordering::Relaxed)).unwrap_or(i64::MAX));
                 if shared.over.load(Ordering::Acquire) {
                     return;
