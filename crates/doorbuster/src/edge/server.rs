@@ -197,6 +197,8 @@ enum Doing {
     Head = 1,
     /// A request is being answered; its own limits apply.
     Working = 2,
+    /// The answer is made, but not all of it has been taken by the client.
+    Sending = 3,
 }
 
 impl Watch {
@@ -205,6 +207,7 @@ impl Watch {
             Doing::Idle => 0,
             Doing::Head => 1,
             Doing::Working => 2,
+            Doing::Sending => 3,
         };
         self.state.store((self.now_ms.load(Ordering::Relaxed) << 2) | phase, Ordering::Release);
     }
@@ -214,7 +217,8 @@ impl Watch {
         let doing = match state & 3 {
             0 => Doing::Idle,
             1 => Doing::Head,
-            _ => Doing::Working,
+            2 => Doing::Working,
+            _ => Doing::Sending,
         };
         (doing, state >> 2)
     }
@@ -222,6 +226,19 @@ impl Watch {
     fn bytes_came(&self) {
         if self.get().0 == Doing::Idle {
             self.set(Doing::Head);
+        }
+    }
+
+    /// A client that takes bytes, however slowly, is there.
+    fn bytes_went(&self) {
+        if self.get().0 == Doing::Sending {
+            self.set(Doing::Sending);
+        }
+    }
+
+    fn all_went(&self) {
+        if self.get().0 == Doing::Sending {
+            self.set(Doing::Idle);
         }
     }
 }
@@ -236,8 +253,8 @@ async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
     let local = Arc::new(Local(Arc::clone(&shared)));
     let mut watched = Watched::default();
     let now_ms = Arc::new(AtomicU64::new(0));
-    let began = shared.app.clock.instant();
     let mut ticks = tokio::time::interval(Duration::from_millis(WATCH_EVERY_MS));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             socket = sockets.recv(), if !sockets.is_closed() || !sockets.is_empty() => {
@@ -253,9 +270,10 @@ async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
                 }
             }
             _ = ticks.tick() => {
-                let elapsed = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-                now_ms.store(elapsed, Ordering::Relaxed);
-                look_around(&shared, &mut watched, elapsed);
+                // Counted in rounds, not by a clock: when this thread was busy for longer than a limit, nobody else is
+                // late for that.
+                let round_ms = now_ms.fetch_add(WATCH_EVERY_MS, Ordering::Relaxed).saturating_add(WATCH_EVERY_MS);
+                look_around(&shared, &mut watched, round_ms);
                 shared.app.metrics.connections_open.set(i64::try_from(shared.open.load(Ordering::Relaxed)).unwrap_or(i64::MAX));
                 if shared.over.load(Ordering::Acquire) {
                     return;
@@ -278,6 +296,8 @@ fn look_around(shared: &Shared, watched: &mut Watched, now_ms: u64) {
             Doing::Idle if draining => 0,
             Doing::Idle => limits.idle_timeout_s,
             Doing::Head => limits.header_timeout_s,
+            Doing::Sending if over => 0,
+            Doing::Sending => limits.idle_timeout_s,
             Doing::Working if over => 0,
             Doing::Working => return true,
         };
@@ -384,7 +404,7 @@ struct WatchedBody {
 
 impl Drop for WatchedBody {
     fn drop(&mut self) {
-        self.watch.set(Doing::Idle);
+        self.watch.set(Doing::Sending);
     }
 }
 
@@ -408,7 +428,7 @@ impl hyper::body::Body for WatchedBody {
     }
 }
 
-/// A stream that tells the watchman when bytes come.
+/// A stream that tells the watchman when bytes come and go.
 struct WatchedStream {
     stream: TcpStream,
     watch: Arc<Watch>,
@@ -435,11 +455,19 @@ impl AsyncWrite for WatchedStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        if let Poll::Ready(Ok(1..)) = written {
+            self.watch.bytes_went();
+        }
+        written
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if let Poll::Ready(Ok(())) = flushed {
+            self.watch.all_went();
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
@@ -451,7 +479,11 @@ impl AsyncWrite for WatchedStream {
         context: &mut Context<'_>,
         buffers: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, buffers);
+        if let Poll::Ready(Ok(1..)) = written {
+            self.watch.bytes_went();
+        }
+        written
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -4,7 +4,7 @@
 //! Locks: one per shard of buyers. A grant, a repeat and a release of one buyer meet there. A buyer of whom the gate
 //! knows nothing and who cannot be granted anything is refused without any lock.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hasher as _;
 use std::sync::Arc;
 
@@ -166,8 +166,23 @@ struct Shard {
 struct Locked {
     /// Who waits for a pending grant, by order.
     waiters: HashMap<OrderId, Vec<oneshot::Sender<Outcome>>>,
+    /// Grants of which nobody will ever say more: the file can no longer be trusted.
+    unsure: HashSet<OrderId>,
     /// Spent passes whose buyer has had another order since; order -> expiry.
     spent: HashMap<OrderId, u32>,
+}
+
+impl Locked {
+    /// Waits for the outcome of a pending grant; of one that is unsure, that is known.
+    fn wait_for(&mut self, order: OrderId) -> oneshot::Receiver<Outcome> {
+        let (send, receive) = oneshot::channel();
+        if self.unsure.contains(&order) {
+            tell(Some(vec![send]), Outcome::Unsure);
+        } else {
+            self.waiters.entry(order).or_default().push(send);
+        }
+        receive
+    }
 }
 
 /// The gate of one machine.
@@ -282,9 +297,7 @@ impl MemoryGate {
         let before = shard.table.get(key);
         if before.is_some_and(|entry| entry.mark == Mark::Pending) {
             let order = before.map_or(attempt.order, |entry| OrderId(entry.order));
-            let (send, receive) = oneshot::channel();
-            locked.waiters.entry(order).or_default().push(send);
-            return Decision::Wait(receive);
+            return Decision::Wait(locked.wait_for(order));
         }
         let known = known(before, &locked, attempt.order);
         // The door is read again under the lock: closing it ends with a walk over all locks, so that no grant is
@@ -327,9 +340,7 @@ impl MemoryGate {
         let shard = self.shard(key)?;
         let mut locked = shard.locked.lock();
         shard.table.get(key).filter(|entry| entry.mark == Mark::Pending && entry.order == order.0)?;
-        let (send, receive) = oneshot::channel();
-        locked.waiters.entry(order).or_default().push(send);
-        Some(receive)
+        Some(locked.wait_for(order))
     }
 
     /// The grant is durable: who waits for it may know.
@@ -348,7 +359,10 @@ impl MemoryGate {
     /// Nobody knows whether the grant is durable. Nothing is restored; who waits is told so.
     pub fn leave_unsure(&self, grant: &Grant) {
         let Some(shard) = self.shard(grant.key) else { return };
-        let waiters = shard.locked.lock().waiters.remove(&grant.order);
+        let mut locked = shard.locked.lock();
+        locked.unsure.insert(grant.order);
+        let waiters = locked.waiters.remove(&grant.order);
+        drop(locked);
         tell(waiters, Outcome::Unsure);
     }
 

@@ -9,7 +9,7 @@ mod heavy {
 
     use doorbuster::app::{self, App, Workers};
     use doorbuster::clock::Clock;
-    use doorbuster::desk::{CancelAnswer, StockAnswer};
+    use doorbuster::desk::{CancelAnswer, Seen, StockAnswer};
     use doorbuster::gate::{Claimed, Try};
     use doorbuster::ledger::{LedgerError, LedgerResult};
     use rand::RngExt as _;
@@ -198,8 +198,6 @@ mod heavy {
                 let answers = futures_util::future::join_all(all).await;
                 history.claims.extend(numbers.iter().copied().zip(answers.iter().map(told)));
             }
-            // Who was told nothing has nothing to cancel.
-            Step::Cancel(number) if history.claims.get(number) != Some(&Told::Queued) => {}
             Step::Cancel(number) => {
                 let answer = engine.app.cancel(order(*number), &buyer(*number)).await;
                 let cancel = made(answer, |answer| matches!(answer, CancelAnswer::Closed(_)));
@@ -404,6 +402,14 @@ mod heavy {
         disk.plan(Fault::at(1, Kind::Eio).on(OperationKind::Sync).of_file("journal.db-wal"));
         assert_eq!(told(&engine.claim(0).await), Told::Unsure);
         assert_eq!(engine.app.gate.memory.offer(OfferId(2)).unwrap().free(), STOCK - 1);
+        let again = tokio::time::timeout(ANSWERED_WITHIN, async {
+            assert_eq!(told(&engine.claim(0).await), Told::Unsure, "the same pass again");
+            let seen = engine.app.see_order(order(0), &buyer(0)).await.unwrap();
+            assert!(matches!(seen, Seen::Unsure), "{seen:?}");
+            let cancel = engine.app.cancel(order(0), &buyer(0)).await.unwrap();
+            assert!(matches!(cancel, CancelAnswer::NotYet), "{cancel:?}");
+        });
+        again.await.expect("who asks after an unsure grant is answered");
         let failure = engine.workers.failure().await.to_string();
         assert!(failure.contains("can no longer be trusted"), "{failure}");
         assert_eq!(told(&engine.claim(1).await), Told::Busy);

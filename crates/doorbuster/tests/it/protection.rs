@@ -139,6 +139,40 @@ async fn a_body_that_never_comes_is_answered_and_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_slow_reader_of_a_large_answer_is_not_taken_for_idle() {
+    // Longer than the kernel, whose buffers take megabytes, needs to take the next piece from us.
+    let app = TestApp::with(&["limits.idle_timeout_s=3"]).await;
+    let mut large = draft(1);
+    let mut offer = large["offers"][0].clone();
+    offer["description"] = json!("沙".repeat(4_000));
+    large["offers"] = json!(vec![offer; 600]);
+    let sale = app.publish(large).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(16 * 1_024).unwrap();
+    let mut raw = Raw(socket.connect(app.address).await.unwrap());
+    raw.say(format!("GET /api/v1/sales/{} HTTP/1.1\r\nHost: shop\r\n\r\n", sale.id)).await;
+    let began = Instant::now();
+    let (mut all, mut part) = (Vec::new(), vec![0; 32 * 1_024]);
+    let mut wanted = usize::MAX;
+    while all.len() < wanted {
+        let count = timeout(PATIENCE, raw.0.read(&mut part)).await.expect("no more bytes").unwrap();
+        assert!(count > 0, "cut off after {} of {wanted} bytes and {:?}", all.len(), began.elapsed());
+        all.extend_from_slice(&part[..count]);
+        if wanted == usize::MAX
+            && let Some(end) = all.windows(4).position(|window| window == b"\r\n\r\n")
+        {
+            let head = String::from_utf8(all[..end].to_vec()).unwrap();
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+            wanted = end + 4 + length.parse::<usize>().unwrap();
+        }
+        // This is what makes it slow.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(began.elapsed() > Duration::from_secs(4), "it was read too fast to prove anything");
+    assert_eq!(raw.rest(PATIENCE).await, "", "once it is read, the connection is idle");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_nobody_uses_is_closed() {
     let app = TestApp::with(&["limits.idle_timeout_s=1"]).await;
     let mut fresh = Raw::open(app.address).await;
