@@ -113,20 +113,33 @@ fn refuse(app: &Arc<App>, asked: &[Asked]) -> Vec<StatusCode> {
     asked.iter().map(answer).collect()
 }
 
-/// Polls each once: then its claim is with the journal.
-fn hand_over<'a>(app: &'a Arc<App>, asked: &'a [Asked]) -> Vec<Answering<'a>> {
+/// A try after its first poll.
+enum Handed<'a> {
+    /// Its claim is with the journal.
+    Over(Answering<'a>),
+    /// The journal was quicker than this thread, which was stopped in between.
+    Back(StatusCode),
+}
+
+/// Polls each once.
+fn hand_over<'a>(app: &'a Arc<App>, asked: &'a [Asked]) -> Vec<Handed<'a>> {
     let hand_over = |asked: &'a Asked| {
         let mut answering = asked.answering(app);
-        assert!(poll(&mut answering).is_pending(), "an accept waits for the disk");
-        answering
+        match poll(&mut answering) {
+            Poll::Pending => Handed::Over(answering),
+            Poll::Ready(response) => Handed::Back(response.status()),
+        }
     };
     asked.iter().map(hand_over).collect()
 }
 
-async fn finish(handed_over: Vec<Answering<'_>>) -> Vec<StatusCode> {
+async fn finish(handed: Vec<Handed<'_>>) -> Vec<StatusCode> {
     let mut statuses = Vec::new();
-    for answering in handed_over {
-        statuses.push(answering.await.status());
+    for handed in handed {
+        statuses.push(match handed {
+            Handed::Over(answering) => answering.await.status(),
+            Handed::Back(status) => status,
+        });
     }
     statuses
 }
