@@ -131,6 +131,21 @@ pub enum Event {
     RefundFailed,
 }
 
+impl Event {
+    /// One of each kind; for the refusal one reason stands for all.
+    pub const ALL: [Self; 9] = [
+        Self::Recorded,
+        Self::Refused(Reason::NoStock),
+        Self::PaymentApplied,
+        Self::Revived,
+        Self::TimedOut,
+        Self::Cancelled,
+        Self::RefundStarted,
+        Self::RefundDone,
+        Self::RefundFailed,
+    ];
+}
+
 /// An order as the state machine sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status {
@@ -187,23 +202,11 @@ mod tests {
 
     use super::*;
 
-    const EVENTS: [Event; 9] = [
-        Event::Recorded,
-        Event::Refused(Reason::NoStock),
-        Event::PaymentApplied,
-        Event::Revived,
-        Event::TimedOut,
-        Event::Cancelled,
-        Event::RefundStarted,
-        Event::RefundDone,
-        Event::RefundFailed,
-    ];
-
     fn reached(state: State) -> Vec<Status> {
         let mut seen = vec![Status::QUEUED];
         let mut at = 0;
         while at < seen.len() {
-            for event in EVENTS {
+            for event in Event::ALL {
                 if let Ok(status) = next(seen[at], event)
                     && !seen.contains(&status)
                 {
@@ -221,7 +224,7 @@ mod tests {
     fn the_table_of_transitions_is_exactly_this() {
         let mut table = String::new();
         for state in State::ALL {
-            for event in EVENTS {
+            for event in Event::ALL {
                 for status in reached(state) {
                     if let Ok(after) = next(status, event) {
                         let reason = after.reason.map_or("", Reason::as_str);
@@ -270,10 +273,10 @@ refund_failed() + RefundStarted -> refunding() holds=true
 
     proptest! {
         #[test]
-        fn units_are_held_exactly_while_the_order_is_live(events in prop::collection::vec(0..EVENTS.len(), 0..20)) {
+        fn units_are_held_exactly_while_the_order_is_live(events in prop::collection::vec(0..Event::ALL.len(), 0..20)) {
             let mut status = Status::QUEUED;
             for event in events {
-                let Ok(after) = next(status, EVENTS[event]) else { continue };
+                let Ok(after) = next(status, Event::ALL[event]) else { continue };
                 let over = matches!(after.state, State::Closed | State::Refused | State::Refunded);
                 prop_assert_eq!(after.holds_units, !over);
                 status = after;
@@ -281,10 +284,10 @@ refund_failed() + RefundStarted -> refunding() holds=true
         }
 
         #[test]
-        fn final_states_absorb(event in 0..EVENTS.len()) {
+        fn final_states_absorb(event in 0..Event::ALL.len()) {
             for state in [State::Refused, State::Refunded] {
                 for status in reached(state) {
-                    prop_assert!(next(status, EVENTS[event]).is_err());
+                    prop_assert!(next(status, Event::ALL[event]).is_err());
                 }
             }
         }

@@ -4,22 +4,11 @@ use std::fmt::Write as _;
 
 use rules::time::UnixMs;
 
+pub(super) use crate::words::thousands as number;
+
 /// Between a number and its unit: they stay on one line.
 const NBSP: char = '\u{a0}';
 const TWO_TO_32: f64 = 4_294_967_296.0;
-
-/// `20,000`.
-pub(super) fn number(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
 
 /// `1 buyer`, `20,000 buyers`.
 pub(super) fn count(amount: u64, one: &str) -> String {

@@ -88,16 +88,7 @@ const fn status(seen: &Seen) -> Status {
 
 /// All that can become of an order in so many steps or fewer.
 fn reachable(from: &Seen, steps: u32) -> Vec<Status> {
-    let mut events = vec![
-        Event::Recorded,
-        Event::PaymentApplied,
-        Event::Revived,
-        Event::TimedOut,
-        Event::Cancelled,
-        Event::RefundStarted,
-        Event::RefundDone,
-        Event::RefundFailed,
-    ];
+    let mut events = Event::ALL.to_vec();
     events.extend(Reason::ALL.map(Event::Refused));
     let mut found = vec![status(from)];
     for _ in 0..steps {
