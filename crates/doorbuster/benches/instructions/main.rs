@@ -14,6 +14,7 @@
     reason = "a measuring tool: it fails loudly"
 )]
 
+use std::cell::Cell;
 use std::future::Future;
 use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -30,7 +31,8 @@ use doorbuster::app::{App, Server};
 use doorbuster::clock::Clock;
 use doorbuster::config::Settings;
 use doorbuster::edge::buy;
-use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http::request::Parts;
+use http::{Response, StatusCode};
 use http_body_util::Full;
 use rules::buyer::BuyerId;
 use rules::id::OfferId;
@@ -61,8 +63,8 @@ enum What {
 
 /// A try as it lies before the edge.
 struct Asked {
-    offer: String,
-    headers: HeaderMap,
+    /// Taken when it is asked: the edge makes them before it calls.
+    parts: Cell<Option<Parts>>,
     body: Bytes,
     pass: String,
 }
@@ -168,16 +170,18 @@ impl Asked {
         let pass = Pass { buyer: buyer.as_str(), offer, order, expires_at: now.plus_s(300) };
         let pass = app.pass_keys.sign(&pass);
         let body = Bytes::from(format!(r#"{{"pass":"{pass}","quantity":1}}"#));
-        let mut headers = HeaderMap::new();
-        headers.insert("host", HeaderValue::from_static("127.0.0.1:8080"));
-        headers.insert("content-type", HeaderValue::from_static("application/json"));
-        headers.insert("content-length", HeaderValue::from(body.len()));
-        Self { offer: offer.to_string(), headers, body, pass }
+        let request = http::Request::post(format!("/api/v1/offers/{offer}/orders"))
+            .header("host", "127.0.0.1:8080")
+            .header("content-type", "application/json")
+            .header("content-length", body.len());
+        let (parts, ()) = request.body(()).unwrap().into_parts();
+        Self { parts: Cell::new(Some(parts)), body, pass }
     }
 
     fn answering<'a>(&'a self, app: &'a Arc<App>) -> Answering<'a> {
         let body = Full::new(self.body.clone());
-        Box::pin(buy::buy(app, &self.offer, &self.headers, Ipv4Addr::LOCALHOST.into(), body, None))
+        let parts = self.parts.take().expect("each is asked once");
+        Box::pin(buy::buy(app, parts, Ipv4Addr::LOCALHOST.into(), body, None))
     }
 }
 

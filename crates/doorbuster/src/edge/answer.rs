@@ -1,6 +1,7 @@
 //! Answers as bytes. Problem documents of the hot path are prepared; everything the edge says carries the same
 //! security headers, set in one place.
 
+use std::fmt;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
@@ -13,6 +14,8 @@ use http_body_util::{Either, Full};
 use rules::id::{OfferId, OrderId};
 use rules::time::UnixMs;
 use rules::wire::{Code, Problem};
+
+use super::message;
 
 /// What the edge sends: prepared bytes, or whatever a route streams.
 pub type Body = Either<Full<Bytes>, axum::body::Body>;
@@ -107,11 +110,24 @@ pub fn order(status: StatusCode, order: &rules::wire::OrderView) -> Response<Bod
 #[must_use]
 pub fn order_json(status: StatusCode, id: OrderId, offer: OfferId, json: Bytes) -> Response<Body> {
     let mut response = bytes(status, JSON, json);
-    let location = format!("/api/v1/orders/{id}?offer={offer}");
+    let location = OrderAddress { order: id, offer }.to_string();
     if let Ok(location) = HeaderValue::from_maybe_shared(Bytes::from(location)) {
         response.headers_mut().insert(LOCATION, location);
     }
     response
+}
+
+/// Where an order is to be found. The offer leads to it while the ledger does not have it yet.
+#[derive(Clone, Copy, Debug)]
+pub struct OrderAddress {
+    pub order: OrderId,
+    pub offer: OfferId,
+}
+
+impl fmt::Display for OrderAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "/api/v1/orders/{}?offer={}", self.order, self.offer)
+    }
 }
 
 /// Bytes that must not be cached.
@@ -119,10 +135,16 @@ pub fn order_json(status: StatusCode, id: OrderId, offer: OfferId, json: Bytes) 
 pub fn bytes(status: StatusCode, content_type: HeaderValue, body: Bytes) -> Response<Body> {
     let mut response = Response::new(Either::Left(Full::new(body)));
     *response.status_mut() = status;
+    *response.headers_mut() = usual_headers(content_type);
+    response
+}
+
+/// What nearly every answer carries.
+#[must_use]
+pub fn usual_headers(content_type: HeaderValue) -> HeaderMap {
     let mut headers = USUAL_HEADERS.clone();
     headers.insert(CONTENT_TYPE, content_type);
-    *response.headers_mut() = headers;
-    response
+    headers
 }
 
 /// Adds the security headers that the answer has not set itself.
@@ -138,7 +160,9 @@ pub fn secure(headers: &mut HeaderMap) {
 #[derive(Debug)]
 pub struct Prepared {
     headers: HeaderMap,
-    status: StatusCode,
+    pub status: StatusCode,
+    /// Status, headers and length as the lane sends them.
+    head: Vec<u8>,
     /// Kept for the life of the process: bytes that are counted would be a meeting point of all threads.
     body: &'static [u8],
 }
@@ -147,15 +171,10 @@ impl Prepared {
     #[must_use]
     pub fn new(code: Code) -> Self {
         let (parts, body) = refuse(code).into_parts();
-        let body = match body {
-            Either::Left(full) => full_bytes(full),
-            Either::Right(_) => Bytes::new(),
-        };
-        Self {
-            headers: parts.headers,
-            status: parts.status,
-            body: Box::leak(body.to_vec().into_boxed_slice()),
-        }
+        let body: &'static [u8] = Box::leak(whole(body).to_vec().into_boxed_slice());
+        let mut head = message::head(parts.status, &parts.headers);
+        message::length(&mut head, body);
+        Self { headers: parts.headers, status: parts.status, head, body }
     }
 
     #[inline]
@@ -166,11 +185,20 @@ impl Prepared {
         *response.headers_mut() = self.headers.clone();
         response
     }
+
+    /// The same as the bytes of a message.
+    #[inline]
+    pub fn write(&self, message: &mut Vec<u8>, now: UnixMs) {
+        message.extend_from_slice(&self.head);
+        message::end(message, now, self.body);
+    }
 }
 
-fn full_bytes(full: Full<Bytes>) -> Bytes {
+/// A body that is all there, as those of tries are.
+#[must_use]
+pub fn whole(body: Body) -> Bytes {
     use http_body_util::BodyExt as _;
-    futures_util::FutureExt::now_or_never(full.collect())
+    futures_util::FutureExt::now_or_never(body.collect())
         .and_then(Result::ok)
         .map(http_body_util::Collected::to_bytes)
         .unwrap_or_default()

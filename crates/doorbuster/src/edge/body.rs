@@ -35,8 +35,13 @@ impl ReadError {
 /// Whether the sender says that the body is JSON.
 #[must_use]
 pub fn is_json(headers: &HeaderMap) -> bool {
-    let Some(content_type) = headers.get(CONTENT_TYPE) else { return false };
-    let essence = content_type.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
+    headers.get(CONTENT_TYPE).is_some_and(|content_type| says_json(content_type.as_bytes()))
+}
+
+/// Whether a `Content-Type` is JSON, whatever its parameters.
+#[must_use]
+pub fn says_json(content_type: &[u8]) -> bool {
+    let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
     essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
 }
 

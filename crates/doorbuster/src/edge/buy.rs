@@ -5,13 +5,17 @@ use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::request::Parts;
 use http::{HeaderMap, Response, StatusCode};
 use rules::admission::Verdict;
 use rules::buyer::BuyerId;
-use rules::id::OfferId;
+use rules::id::{OfferId, OrderId};
 use rules::pass::{Pass, PassBuffer};
+use rules::time::UnixMs;
 use rules::wire::Code;
 use serde::Deserialize;
+use tokio::sync::oneshot;
 
 use super::answer::{self, Body, Extra, Prepared};
 use super::body::{self, ReadError};
@@ -19,15 +23,18 @@ use super::limits::{Class, IpKey, Permit};
 use crate::app::App;
 use crate::catalogue::OfferCard;
 use crate::desk::Seen;
-use crate::gate::{Claimed, Try};
+use crate::gate::{self, Claimed, Outcome, Try};
 use crate::ledger::LedgerError;
+use crate::queue::Claim;
+use crate::queue::reply::Reply;
 use crate::telemetry::metrics::{Step, Try as Tried};
 
 static SOLD_OUT: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::SoldOut));
 static ENDED: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::Ended));
 static PAUSED: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::Paused));
 static PASS_INVALID: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::PassInvalid));
-static BUSY: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::Busy));
+/// Shared with the lane, which says it before anything is read.
+pub static BUSY: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::Busy));
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -47,98 +54,175 @@ pub fn offer_of(path: &str) -> Option<&str> {
 /// Answers a try.
 pub async fn buy(
     app: &Arc<App>,
-    offer: &str,
-    headers: &HeaderMap,
+    parts: Parts,
     peer: std::net::IpAddr,
     body: impl hyper::body::Body<Data = bytes::Bytes> + Unpin,
     permit: Option<Permit>,
 ) -> Response<Body> {
-    let bytes = match body::read(body, headers, &app.settings.limits).await {
+    let bytes = match body::read(body, &parts.headers, &app.settings.limits).await {
         Ok(bytes) => bytes,
         Err(error) => return bad_body(app, error),
     };
-    let attempt: TryBody<'_> = match serde_json::from_slice(&bytes) {
-        Ok(attempt) => attempt,
-        Err(error) => return bad_json(app, &bytes, &error),
-    };
-    // The snapshot is borrowed, not counted: a count would be a meeting point of all threads.
-    let snapshot = app.catalogue.read();
-    let card = offer.parse::<OfferId>().ok().and_then(|id| snapshot.offers.get(&id));
-    let Some(card) = card else { return answer::refuse(Code::NotFound) };
-    let mut buffer = PassBuffer::default();
-    let pass = match app.pass_keys.read(&attempt.pass, &mut buffer) {
-        Ok(pass) if pass.offer == card.offer.id => pass,
-        Ok(_) | Err(_) => return no_pass(app, headers, peer),
-    };
-    judge(app, card, &pass, attempt.quantity, headers, permit).await
+    let begun = begin(app, &parts, peer, &bytes);
+    // While the disk works a hundred thousand others come by: what waits keeps nothing of its request.
+    drop((parts, bytes));
+    match begun {
+        Begun::Answer(said) => said.into_response(),
+        Begun::Committing { reply, claim, json, patience } => {
+            let outcome = reply.await;
+            if patience.is_zero() && outcome == Outcome::Committed {
+                granted(app, &claim);
+                return answer::order_json(StatusCode::ACCEPTED, claim.order, claim.offer, json);
+            }
+            Box::pin(Later::of(&claim, patience).tell(app, Claimed::of(outcome, claim), permit)).await
+        }
+        Begun::Later(later, why) => Box::pin(later.answer(app, why, permit)).await,
+    }
 }
 
-async fn judge(
-    app: &Arc<App>,
-    card: &OfferCard,
-    pass: &Pass<'_>,
-    quantity: u32,
-    headers: &HeaderMap,
-    permit: Option<Permit>,
-) -> Response<Body> {
+/// What a try comes to without waiting for anything.
+#[derive(Debug)]
+pub enum Begun {
+    Answer(Said),
+    /// Granted: the answer is written and waits for the commit.
+    Committing {
+        reply: Reply,
+        claim: Arc<Claim>,
+        json: Bytes,
+        patience: Duration,
+    },
+    Later(Later, Why),
+}
+
+/// An answer that waits for nothing.
+#[derive(Debug)]
+pub enum Said {
+    /// The same for everybody.
+    Prepared(&'static Prepared),
+    Response(Response<Body>),
+}
+
+impl Said {
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Prepared(prepared) => prepared.status,
+            Self::Response(response) => response.status(),
+        }
+    }
+
+    fn into_response(self) -> Response<Body> {
+        match self {
+            Self::Prepared(prepared) => prepared.response(),
+            Self::Response(response) => response,
+        }
+    }
+}
+
+impl From<Response<Body>> for Said {
+    fn from(response: Response<Body>) -> Self {
+        Self::Response(response)
+    }
+}
+
+/// Why memory alone cannot answer.
+#[derive(Debug)]
+pub enum Why {
+    /// The pass has expired; there may be an order.
+    Expired,
+    /// The same request again.
+    Repeat,
+    /// A grant of this buyer is on its way to the disk.
+    Pending(oneshot::Receiver<Outcome>),
+}
+
+/// Why a try does not even reach the gate.
+enum Unreadable {
+    Json(serde_json::Error),
+    Offer,
+    Pass,
+}
+
+fn begin(app: &App, parts: &Parts, peer: std::net::IpAddr, bytes: &[u8]) -> Begun {
+    let patience = preferred_wait(&parts.headers, app.settings.limits.wait_s);
+    let offer = offer_of(parts.uri.path()).unwrap_or_default();
+    read(app, offer, bytes, patience).unwrap_or_else(|unreadable| {
+        let response = match unreadable {
+            Unreadable::Json(error) => bad_json(app, bytes, &error),
+            Unreadable::Offer => answer::refuse(Code::NotFound),
+            Unreadable::Pass => no_pass(app, &parts.headers, peer),
+        };
+        Begun::Answer(response.into())
+    })
+}
+
+/// Begins a try that asks for nothing special, or leaves no trace of it: then it must go the common way.
+#[inline]
+pub fn begin_plain(app: &App, offer: &str, bytes: &[u8]) -> Option<Begun> {
+    read(app, offer, bytes, Duration::ZERO).ok()
+}
+
+fn read(app: &App, offer: &str, bytes: &[u8], patience: Duration) -> Result<Begun, Unreadable> {
+    let body: TryBody<'_> = serde_json::from_slice(bytes).map_err(Unreadable::Json)?;
+    // The snapshot is borrowed, not counted: a count would be a meeting point of all threads.
+    let snapshot = app.catalogue.read();
+    let offer = offer.parse::<OfferId>().map_err(|_| Unreadable::Offer)?;
+    let card = snapshot.offers.get(&offer).ok_or(Unreadable::Offer)?;
+    let mut buffer = PassBuffer::default();
+    match app.pass_keys.read(&body.pass, &mut buffer) {
+        Ok(pass) if pass.offer == card.offer.id => Ok(judge(app, card, &pass, body.quantity, patience)),
+        Ok(_) | Err(_) => Err(Unreadable::Pass),
+    }
+}
+
+fn judge(app: &App, card: &OfferCard, pass: &Pass<'_>, quantity: u32, patience: Duration) -> Begun {
     let funnel = &card.sale.funnel;
     funnel.inc(Step::Try);
     if quantity == 0 || quantity > card.offer.max_per_order {
         app.metrics.tries.inc(Tried::InvalidRequest);
-        return bad_quantity(card.offer.max_per_order);
+        return Begun::Answer(bad_quantity(card.offer.max_per_order).into());
     }
     if let Err(too_fast) = app.buyer_rate.check(pass.buyer) {
         app.metrics.tries.inc(Tried::TooFast);
         funnel.inc(Step::TooFast);
-        return answer::problem(
-            Code::TooFast,
-            Extra { retry_after_ms: Some(too_fast.retry_after_ms), ..Extra::default() },
-        );
+        let extra = Extra { retry_after_ms: Some(too_fast.retry_after_ms), ..Extra::default() };
+        return Begun::Answer(answer::problem(Code::TooFast, extra).into());
     }
     let now = app.clock.now();
+    let later = |why| match BuyerId::parse(pass.buyer) {
+        Ok(buyer) => Begun::Later(Later::new(pass, buyer, quantity, now, patience), why),
+        Err(_) => Begun::Answer(Said::Prepared(&PASS_INVALID)),
+    };
     if pass.expires_at < now {
-        return Box::pin(expired(app, pass)).await;
+        return later(Why::Expired);
     }
     let attempt = Try { buyer: pass.buyer, order: pass.order, quantity, pass_expires_at: pass.expires_at };
-    match app.gate.claim(&card.gate, &attempt, now).await {
-        Claimed::Queued(claim) => {
-            app.metrics.tries.inc(Tried::Granted);
-            funnel.inc(Step::Granted);
-            let patience = preferred_wait(headers, app.settings.limits.wait_s);
-            if patience.is_zero() {
-                let json = card.queued_json(claim.order, claim.quantity, claim.claimed_at);
-                return answer::order_json(StatusCode::ACCEPTED, claim.order, claim.offer, json);
-            }
-            Box::pin(wait_for_record(app, &claim.buyer, pass, patience, permit)).await
+    match app.gate.begin(&card.gate, &attempt, now) {
+        gate::Begun::Committing { claim, reply } => {
+            let json = card.queued_json(claim.order, claim.quantity, claim.claimed_at);
+            Begun::Committing { reply, claim, json, patience }
         }
-        Claimed::Unsure => {
-            app.metrics.tries.inc(Tried::Unsure);
-            unsure(pass)
-        }
-        Claimed::Answer(verdict) => say(app, card, pass, verdict, headers, permit).await,
+        gate::Begun::Pending(pending) => later(Why::Pending(pending)),
+        gate::Begun::Answer(verdict) => match say(app, card, verdict) {
+            Some(said) => Begun::Answer(said),
+            None => later(Why::Repeat),
+        },
     }
 }
 
-async fn say(
-    app: &Arc<App>,
-    card: &OfferCard,
-    pass: &Pass<'_>,
-    verdict: Verdict,
-    headers: &HeaderMap,
-    permit: Option<Permit>,
-) -> Response<Body> {
-    let funnel = &card.sale.funnel;
+/// Counts a verdict and says it; `None` for the same request again, whose answer is the order itself.
+fn say(app: &App, card: &OfferCard, verdict: Verdict) -> Option<Said> {
     let (tried, step) = counted(verdict);
     app.metrics.tries.inc(tried);
     if let Some(step) = step {
-        funnel.inc(step);
+        card.sale.funnel.inc(step);
     }
-    match verdict {
-        Verdict::SoldOut => SOLD_OUT.response(),
-        Verdict::Ended => ENDED.response(),
-        Verdict::Paused => PAUSED.response(),
+    let response = match verdict {
+        Verdict::SoldOut => return Some(Said::Prepared(&SOLD_OUT)),
+        Verdict::Ended => return Some(Said::Prepared(&ENDED)),
+        Verdict::Paused => return Some(Said::Prepared(&PAUSED)),
         // Granted never comes here; if it did, nothing durable stands behind it.
-        Verdict::Busy | Verdict::Granted => BUSY.response(),
+        Verdict::Busy | Verdict::Granted => return Some(Said::Prepared(&BUSY)),
         Verdict::PassReused => answer::refuse(Code::PassReused),
         Verdict::NotEnough { available } => {
             answer::problem(Code::NotEnough, Extra { available: Some(available), ..Extra::default() })
@@ -147,10 +231,16 @@ async fn say(
             answer::problem(Code::AlreadyOrdered, Extra { order_id: Some(order), ..Extra::default() })
         }
         Verdict::NotOpen { opens_in_ms } => not_open(opens_in_ms),
-        Verdict::Repeat | Verdict::Spent => {
-            let patience = preferred_wait(headers, app.settings.limits.wait_s);
-            Box::pin(repeat(app, pass, patience, permit)).await
-        }
+        Verdict::Repeat | Verdict::Spent => return None,
+    };
+    Some(response.into())
+}
+
+/// Counts a grant that is durable.
+pub fn granted(app: &App, claim: &Claim) {
+    app.metrics.tries.inc(Tried::Granted);
+    if let Some(card) = app.catalogue.read().offers.get(&claim.offer) {
+        card.sale.funnel.inc(Step::Granted);
     }
 }
 
@@ -179,36 +269,111 @@ pub fn not_open(opens_in_ms: u64) -> Response<Body> {
     )
 }
 
-/// The same request again: the same order again.
-async fn repeat(
-    app: &Arc<App>,
-    pass: &Pass<'_>,
+/// A try whose answer needs more than memory, with all that it takes.
+#[derive(Debug)]
+pub struct Later {
+    offer: OfferId,
+    order: OrderId,
+    buyer: BuyerId,
+    quantity: u32,
+    pass_expires_at: UnixMs,
+    asked_at: UnixMs,
     patience: Duration,
-    permit: Option<Permit>,
-) -> Response<Body> {
-    let Ok(buyer) = BuyerId::parse(pass.buyer) else { return PASS_INVALID.response() };
-    if patience.is_zero() {
-        return show(app.see_order(pass.order, &buyer).await, pass, StatusCode::OK);
+}
+
+impl Later {
+    fn new(pass: &Pass<'_>, buyer: BuyerId, quantity: u32, asked_at: UnixMs, patience: Duration) -> Self {
+        let (offer, order, pass_expires_at) = (pass.offer, pass.order, pass.expires_at);
+        Self { offer, order, buyer, quantity, pass_expires_at, asked_at, patience }
     }
-    wait_for_record(app, &buyer, pass, patience, permit).await
+
+    pub fn of(claim: &Claim, patience: Duration) -> Self {
+        Self {
+            offer: claim.offer,
+            order: claim.order,
+            buyer: claim.buyer.clone(),
+            quantity: claim.quantity,
+            pass_expires_at: claim.pass_expires_at,
+            asked_at: claim.claimed_at,
+            patience,
+        }
+    }
+
+    pub async fn answer(self, app: &Arc<App>, why: Why, permit: Option<Permit>) -> Response<Body> {
+        match why {
+            Why::Expired => self.expired(app).await,
+            Why::Repeat => self.repeat(app, permit).await,
+            Why::Pending(pending) => match pending.await {
+                Ok(Outcome::Committed | Outcome::RolledBack) => self.again(app, permit).await,
+                Ok(Outcome::Unsure) | Err(_) => self.tell(app, Claimed::Unsure, permit).await,
+            },
+        }
+    }
+
+    async fn again(self, app: &Arc<App>, permit: Option<Permit>) -> Response<Body> {
+        let Some(card) = app.catalogue.offer(self.offer) else { return answer::refuse(Code::NotFound) };
+        let attempt = Try {
+            buyer: self.buyer.as_str(),
+            order: self.order,
+            quantity: self.quantity,
+            pass_expires_at: self.pass_expires_at,
+        };
+        let claimed = app.gate.claim(&card.gate, &attempt, self.asked_at).await;
+        self.tell(app, claimed, permit).await
+    }
+
+    pub async fn tell(self, app: &Arc<App>, claimed: Claimed, permit: Option<Permit>) -> Response<Body> {
+        match claimed {
+            Claimed::Queued(claim) => {
+                granted(app, &claim);
+                self.wait_for_record(app, permit).await
+            }
+            Claimed::Unsure => {
+                app.metrics.tries.inc(Tried::Unsure);
+                unsure(self.order)
+            }
+            Claimed::Answer(verdict) => {
+                let said = app.catalogue.offer(self.offer).map(|card| say(app, &card, verdict));
+                match said {
+                    Some(Some(said)) => said.into_response(),
+                    Some(None) => self.repeat(app, permit).await,
+                    None => answer::refuse(Code::NotFound),
+                }
+            }
+        }
+    }
+
+    /// The same request again: the same order again.
+    async fn repeat(self, app: &Arc<App>, permit: Option<Permit>) -> Response<Body> {
+        if self.patience.is_zero() {
+            return show(app.see_order(self.order, &self.buyer).await, self.order, StatusCode::OK);
+        }
+        self.wait_for_record(app, permit).await
+    }
+
+    async fn wait_for_record(self, app: &Arc<App>, permit: Option<Permit>) -> Response<Body> {
+        // When too many wait, the answer comes at once: that is less than was asked for, and never wrong.
+        let waiter = app.in_flight.enter(Class::Waiter);
+        let patience = if waiter.is_ok() { self.patience } else { Duration::ZERO };
+        // Who waits gives the place among those under way to the next one.
+        drop(permit);
+        let seen = app.await_order(self.order, &self.buyer, None, patience).await;
+        show(seen, self.order, StatusCode::CREATED)
+    }
+
+    /// An expired pass shows its order if there is one.
+    async fn expired(self, app: &Arc<App>) -> Response<Body> {
+        app.metrics.tries.inc(Tried::PassExpired);
+        match app.see_order(self.order, &self.buyer).await {
+            Ok(Seen::Order(order)) => answer::order(StatusCode::OK, &order),
+            Ok(Seen::NotFound) => answer::refuse(Code::PassExpired),
+            Ok(Seen::Unsure) => unsure(self.order),
+            Err(_) => BUSY.response(),
+        }
+    }
 }
 
-async fn wait_for_record(
-    app: &Arc<App>,
-    buyer: &BuyerId,
-    pass: &Pass<'_>,
-    patience: Duration,
-    permit: Option<Permit>,
-) -> Response<Body> {
-    // When too many wait, the answer comes at once: that is less than was asked for, and never wrong.
-    let waiter = app.in_flight.enter(Class::Waiter);
-    let patience = if waiter.is_ok() { patience } else { Duration::ZERO };
-    // Who waits gives the place among those under way to the next one.
-    drop(permit);
-    show(app.await_order(pass.order, buyer, None, patience).await, pass, StatusCode::CREATED)
-}
-
-fn show(seen: Result<Seen, LedgerError>, pass: &Pass<'_>, recorded: StatusCode) -> Response<Body> {
+fn show(seen: Result<Seen, LedgerError>, asked: OrderId, recorded: StatusCode) -> Response<Body> {
     use rules::order::State;
     match seen {
         Ok(Seen::Order(order)) => {
@@ -219,27 +384,12 @@ fn show(seen: Result<Seen, LedgerError>, pass: &Pass<'_>, recorded: StatusCode) 
             };
             answer::order(status, &order)
         }
-        Ok(Seen::Unsure | Seen::NotFound) | Err(LedgerError::Unknown(_) | LedgerError::Failed(_)) => {
-            unsure(pass)
-        }
-        Err(LedgerError::Unavailable(_)) => unsure(pass),
+        Ok(Seen::Unsure | Seen::NotFound) | Err(_) => unsure(asked),
     }
 }
 
-fn unsure(pass: &Pass<'_>) -> Response<Body> {
-    answer::problem(Code::Unsure, Extra { order_id: Some(pass.order), ..Extra::default() })
-}
-
-/// An expired pass shows its order if there is one.
-async fn expired(app: &Arc<App>, pass: &Pass<'_>) -> Response<Body> {
-    app.metrics.tries.inc(Tried::PassExpired);
-    let Ok(buyer) = BuyerId::parse(pass.buyer) else { return PASS_INVALID.response() };
-    match app.see_order(pass.order, &buyer).await {
-        Ok(Seen::Order(order)) => answer::order(StatusCode::OK, &order),
-        Ok(Seen::NotFound) => answer::refuse(Code::PassExpired),
-        Ok(Seen::Unsure) => unsure(pass),
-        Err(_) => BUSY.response(),
-    }
+fn unsure(order: OrderId) -> Response<Body> {
+    answer::problem(Code::Unsure, Extra { order_id: Some(order), ..Extra::default() })
 }
 
 /// Without a valid pass nobody knows who asks: the address is what is counted.

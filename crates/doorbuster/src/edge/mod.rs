@@ -3,6 +3,12 @@
 /// Sockets, threads, deadlines.
 pub mod server;
 
+/// What a connection is doing, for the watchman.
+pub mod watch;
+
+/// Tries that arrive whole, answered at the socket.
+pub mod lane;
+
 /// All calls but the try, and the limits they meet.
 pub mod router;
 
@@ -41,6 +47,9 @@ pub mod body;
 
 /// Answers as bytes.
 pub mod answer;
+
+/// Answers as HTTP/1 messages.
+pub mod message;
 
 /// Answers that may be kept.
 pub mod cached;

@@ -1,24 +1,21 @@
-//! Sockets: one accept loop, one thread per core, hyper's HTTP/1 on each.
+//! Sockets: one accept loop, one thread per core, on each the fast lane and behind it hyper's HTTP/1.
 //!
 //! Every connection has a deadline that a watchman looks at: a head that does not arrive, an answer that is not read,
 //! a connection nobody uses. So a slow client costs a slot for seconds, and a fast one costs no timer per request.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use http::header::{CONNECTION, HeaderValue};
 use http::{Method, Request, Response};
-use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use rules::wire::Code;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -27,8 +24,10 @@ use tokio_util::task::TaskTracker;
 use super::answer::{self, Body};
 use super::buy;
 use super::buyer::EVENTS_PATH;
+use super::lane::Lane;
 use super::limits::Class;
 use super::router::{self, Routers};
+use super::watch::{Doing, Watch, WatchedBody};
 use crate::app::App;
 use crate::queue::reply::Postman;
 use crate::telemetry::metrics::{Answered, ConnectionOutcome, RequestClass, Shed, StatusClass};
@@ -61,7 +60,7 @@ pub struct EdgeHandle {
 struct Shared {
     app: Arc<App>,
     routers: Routers,
-    draining: AtomicBool,
+    draining: Arc<AtomicBool>,
     /// Set when the drain is over: what is still open is cut.
     over: AtomicBool,
     open: AtomicUsize,
@@ -84,7 +83,7 @@ pub fn start(
     let shared = Arc::new(Shared {
         app: Arc::clone(app),
         routers: router::build(app),
-        draining: AtomicBool::new(false),
+        draining: Arc::default(),
         over: AtomicBool::new(false),
         open: AtomicUsize::new(0),
         connections_max: limits.connections_with(open_files_limit()),
@@ -182,67 +181,6 @@ async fn accept(
     }
 }
 
-/// What the watchman knows of a connection. One word: phase in the low two bits, since when in the others.
-#[derive(Debug)]
-struct Watch {
-    state: AtomicU64,
-    now_ms: Arc<AtomicU64>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
-    /// Nothing has come since the last answer.
-    Idle = 0,
-    /// A request's head has begun.
-    Head = 1,
-    /// A request is being answered; its own limits apply.
-    Working = 2,
-    /// The answer is made, but not all of it has been taken by the client.
-    Sending = 3,
-}
-
-impl Watch {
-    fn set(&self, doing: Doing) {
-        let phase = match doing {
-            Doing::Idle => 0,
-            Doing::Head => 1,
-            Doing::Working => 2,
-            Doing::Sending => 3,
-        };
-        self.state.store((self.now_ms.load(Ordering::Relaxed) << 2) | phase, Ordering::Release);
-    }
-
-    fn get(&self) -> (Doing, u64) {
-        let state = self.state.load(Ordering::Acquire);
-        let doing = match state & 3 {
-            0 => Doing::Idle,
-            1 => Doing::Head,
-            2 => Doing::Working,
-            _ => Doing::Sending,
-        };
-        (doing, state >> 2)
-    }
-
-    fn bytes_came(&self) {
-        if self.get().0 == Doing::Idle {
-            self.set(Doing::Head);
-        }
-    }
-
-    /// A client that takes bytes, however slowly, is there.
-    fn bytes_went(&self) {
-        if self.get().0 == Doing::Sending {
-            self.set(Doing::Sending);
-        }
-    }
-
-    fn all_went(&self) {
-        if self.get().0 == Doing::Sending {
-            self.set(Doing::Idle);
-        }
-    }
-}
-
 /// The connections of one thread, with the means to end them.
 type Watched = Vec<(Arc<Watch>, AbortHandle)>;
 
@@ -259,8 +197,7 @@ async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
         tokio::select! {
             socket = sockets.recv(), if !sockets.is_closed() || !sockets.is_empty() => {
                 let Some(socket) = socket else { continue };
-                let watch = Arc::new(Watch { state: AtomicU64::new(0), now_ms: Arc::clone(&now_ms) });
-                watch.set(Doing::Idle);
+                let watch = Arc::new(Watch::new(Arc::clone(&now_ms)));
                 match serve_socket(&local, socket, Arc::clone(&watch), &tasks) {
                     Ok(abort) => watched.push((watch, abort)),
                     Err(error) => {
@@ -340,7 +277,9 @@ fn serve_socket(
     let limits = &shared.app.settings.limits;
     let mut http = hyper::server::conn::http1::Builder::new();
     http.max_buf_size(limits.header_bytes.max(8_192)).pipeline_flush(true).half_close(false);
-    let io = TokioIo::new(WatchedStream { stream, watch: Arc::clone(&watch) });
+    let (app, draining) = (Arc::clone(&shared.app), Arc::clone(&shared.draining));
+    let tries = socket.audience != Audience::Operators;
+    let io = TokioIo::new(Lane::new(stream, Arc::clone(&watch), app, draining, tries));
     let slot = Arc::new(Slot(Arc::clone(shared)));
     let (peer, audience) = (socket.peer.ip(), socket.audience);
     let (service_local, service_slot) = (Arc::clone(local), Arc::clone(&slot));
@@ -392,101 +331,5 @@ async fn attempt(app: &Arc<App>, request: Request<Incoming>, peer: IpAddr) -> Re
         return answer::refuse(Code::Busy);
     };
     let (parts, body) = request.into_parts();
-    let offer = buy::offer_of(parts.uri.path()).unwrap_or_default();
-    buy::buy(app, offer, &parts.headers, peer, body, Some(permit)).await
-}
-
-/// A body that tells the watchman when it is through.
-struct WatchedBody {
-    body: Body,
-    watch: Arc<Watch>,
-}
-
-impl Drop for WatchedBody {
-    fn drop(&mut self) {
-        self.watch.set(Doing::Sending);
-    }
-}
-
-impl hyper::body::Body for WatchedBody {
-    type Data = bytes::Bytes;
-    type Error = Box<dyn std::error::Error + Send + Sync>;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// A stream that tells the watchman when bytes come and go.
-struct WatchedStream {
-    stream: TcpStream,
-    watch: Arc<Watch>,
-}
-
-impl AsyncRead for WatchedStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        if buffer.filled().len() > before {
-            self.watch.bytes_came();
-        }
-        read
-    }
-}
-
-impl AsyncWrite for WatchedStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        if let Poll::Ready(Ok(1..)) = written {
-            self.watch.bytes_went();
-        }
-        written
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        let flushed = Pin::new(&mut self.stream).poll_flush(context);
-        if let Poll::Ready(Ok(())) = flushed {
-            self.watch.all_went();
-        }
-        flushed
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffers: &[std::io::IoSlice<'_>],
-    ) -> Poll<std::io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(context, buffers);
-        if let Poll::Ready(Ok(1..)) = written {
-            self.watch.bytes_went();
-        }
-        written
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
+    buy::buy(app, parts, peer, body, Some(permit)).await
 }

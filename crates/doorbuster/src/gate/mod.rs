@@ -18,7 +18,9 @@ use std::sync::Arc;
 use rules::admission::Verdict;
 use rules::buyer::BuyerId;
 use rules::time::UnixMs;
+use tokio::sync::oneshot;
 
+use crate::queue::reply::Reply;
 use crate::queue::{Claim, JournalHandle, Unrecorded};
 
 pub use memory::{Decision, Grant, MemoryGate, OfferGate, Outcome, Seed, SeedOrder, Try};
@@ -47,17 +49,38 @@ pub enum Claimed {
     Unsure,
 }
 
+/// How a try began.
+#[derive(Debug)]
+pub enum Begun {
+    /// Decided at once.
+    Answer(Verdict),
+    /// Granted, and on its way to the disk.
+    Committing { claim: Arc<Claim>, reply: Reply },
+    /// The answer hangs on a grant of this buyer that is not durable yet. Ask again when it is.
+    Pending(oneshot::Receiver<Outcome>),
+}
+
 impl Gate {
+    /// Tries to take the units for the buyer, without waiting for anything. From a grant on, it is committed or rolled
+    /// back whatever becomes of the caller.
+    pub fn begin(&self, offer: &Arc<OfferGate>, attempt: &Try<'_>, now: UnixMs) -> Begun {
+        match self.memory.claim(offer, attempt, now) {
+            Decision::Answer(verdict) => Begun::Answer(verdict),
+            Decision::Granted(grant) => self.hand_over(grant, attempt, now),
+            Decision::Wait(pending) => Begun::Pending(pending),
+        }
+    }
+
     /// Tries to take the units for the buyer. Answers once the decision is durable.
     ///
     /// A repeat with the same order id returns the first answer and takes nothing. When the caller goes away in the
     /// middle, the grant is committed or rolled back all the same.
     pub async fn claim(&self, offer: &Arc<OfferGate>, attempt: &Try<'_>, now: UnixMs) -> Claimed {
         for _ in 0..PENDING_ROUNDS_MAX {
-            match self.memory.claim(offer, attempt, now) {
-                Decision::Answer(verdict) => return Claimed::Answer(verdict),
-                Decision::Granted(grant) => return self.make_durable(grant, attempt, now).await,
-                Decision::Wait(pending) => match pending.await {
+            match self.begin(offer, attempt, now) {
+                Begun::Answer(verdict) => return Claimed::Answer(verdict),
+                Begun::Committing { claim, reply } => return Claimed::of(reply.await, claim),
+                Begun::Pending(pending) => match pending.await {
                     Ok(Outcome::Committed | Outcome::RolledBack) => {}
                     Ok(Outcome::Unsure) | Err(_) => return Claimed::Unsure,
                 },
@@ -66,11 +89,11 @@ impl Gate {
         Claimed::Answer(Verdict::Busy)
     }
 
-    async fn make_durable(&self, grant: Grant, attempt: &Try<'_>, now: UnixMs) -> Claimed {
+    fn hand_over(&self, grant: Grant, attempt: &Try<'_>, now: UnixMs) -> Begun {
         let Ok(buyer) = BuyerId::parse(attempt.buyer) else {
             // A pass is only ever signed for a valid buyer; without one there is nothing to write down.
             self.memory.roll_back(&grant);
-            return Claimed::Answer(Verdict::Busy);
+            return Begun::Answer(Verdict::Busy);
         };
         let claim = Arc::new(Claim {
             order: attempt.order,
@@ -81,19 +104,25 @@ impl Gate {
             pass_expires_at: attempt.pass_expires_at,
         });
         self.unrecorded.insert(&claim);
-        // No await until the journal has it: from then on its thread commits or rolls back, whoever hangs up.
-        let outcome = match self.journal.append(grant, Arc::clone(&claim)) {
-            Ok(outcome) => outcome,
+        match self.journal.append(grant, Arc::clone(&claim)) {
+            Ok(reply) => Begun::Committing { claim, reply },
             Err(grant) => {
                 self.unrecorded.remove(claim.order);
                 self.memory.roll_back(&grant);
-                return Claimed::Answer(Verdict::Busy);
+                Begun::Answer(Verdict::Busy)
             }
-        };
-        match outcome.await {
-            Outcome::Committed => Claimed::Queued(claim),
-            Outcome::RolledBack => Claimed::Answer(Verdict::Busy),
-            Outcome::Unsure => Claimed::Unsure,
+        }
+    }
+}
+
+impl Claimed {
+    /// What a grant's outcome tells its buyer.
+    #[must_use]
+    pub fn of(outcome: Outcome, claim: Arc<Claim>) -> Self {
+        match outcome {
+            Outcome::Committed => Self::Queued(claim),
+            Outcome::RolledBack => Self::Answer(Verdict::Busy),
+            Outcome::Unsure => Self::Unsure,
         }
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Extension, Path, State};
+use axum::extract::{Extension, Request, State};
 use axum::response::Response;
-use http::{HeaderMap, StatusCode};
+use http::StatusCode;
 use rules::buyer::BuyerId;
 use rules::id::{OfferId, OrderId};
 use rules::wire::{Code, OrderRequest, OrderView, Page};
@@ -56,12 +56,11 @@ problems! {
 )]
 pub async fn attempt(
     State(app): State<Arc<App>>,
-    Path(offer): Path<String>,
     Extension(PeerAddress(peer)): Extension<PeerAddress>,
-    headers: HeaderMap,
-    body: Body,
+    request: Request,
 ) -> Response {
-    buy::buy(&app, &offer, &headers, peer, body, None).await.map(Body::new)
+    let (parts, body) = request.into_parts();
+    buy::buy(&app, parts, peer, body, None).await.map(Body::new)
 }
 
 /// The buyer's orders, newest first.

@@ -1,0 +1,380 @@
+//! The fast lane. Nearly all requests of a sale's first seconds are tries, and nearly all of those arrive whole, in one
+//! piece, on a connection where nothing else is under way. Such a try is read and answered right at the socket.
+//!
+//! The lane stands between the socket and hyper. It looks at bytes only where a request begins; whatever is not exactly
+//! one plain try goes to hyper as it came, and until hyper has answered it, so does everything behind it. When the lane
+//! can no longer tell where a request begins (pipelining, chunked bodies, upgrades), the rest of the connection is
+//! hyper's. So a request is read by one of the two, never by both, and the lane needs to know no more of HTTP than that.
+//! What a try comes to is decided in [`buy`], for both.
+
+use std::cell::RefCell;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::answer::Body;
+use super::body;
+use super::buy::{self, Begun, Later, Said};
+use super::limits::{Class, Permit};
+use super::message;
+use super::watch::{Doing, Watch};
+use crate::app::App;
+use crate::gate::{Claimed, Outcome};
+use crate::queue::Claim;
+use crate::queue::reply::Reply;
+use crate::telemetry::metrics::{Answered, RequestClass, Shed, StatusClass};
+
+/// A try with more headers than this is not plain.
+const HEADERS_MAX: usize = 48;
+
+thread_local! {
+    /// Where a message is put together; what the socket does not take at once is kept by its connection.
+    static DESK: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A socket as hyper sees it: without the tries that the lane answers.
+#[derive(Debug)]
+pub struct Lane<S> {
+    socket: S,
+    watch: Arc<Watch>,
+    app: Arc<App>,
+    draining: Arc<AtomicBool>,
+    way: Way,
+    doing: Answering,
+}
+
+/// Whose the next bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// They begin a request.
+    Open,
+    /// Hyper has a request, so many bytes of which are still to come.
+    Hyper { to_come: usize },
+    /// Hyper's, for good.
+    Closed,
+}
+
+enum Answering {
+    Nothing,
+    /// Granted: the answer waits for the commit.
+    Committing(Committing),
+    /// The answer needs more than memory.
+    Later(Pin<Box<dyn Future<Output = Response<Body>> + Send>>),
+    /// The socket has not taken all of it.
+    Sending { message: Vec<u8>, sent: usize },
+}
+
+struct Committing {
+    reply: Reply,
+    claim: Arc<Claim>,
+    json: Bytes,
+    permit: Permit,
+}
+
+impl std::fmt::Debug for Answering {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Nothing => "Nothing",
+            Self::Committing(_) => "Committing",
+            Self::Later(_) => "Later",
+            Self::Sending { .. } => "Sending",
+        })
+    }
+}
+
+/// What the bytes at a request's beginning are.
+#[derive(Debug, PartialEq, Eq)]
+enum Arrived<'a> {
+    /// One plain try, whole, and nothing behind it.
+    Try { offer: &'a str, body: &'a [u8] },
+    /// Another request, so many bytes of which are still to come.
+    Other { to_come: usize },
+    /// Its end cannot be told.
+    Unclear,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
+    /// `tries` tells whether tries may come this way at all.
+    #[must_use]
+    pub fn new(
+        socket: S,
+        watch: Arc<Watch>,
+        app: Arc<App>,
+        draining: Arc<AtomicBool>,
+        tries: bool,
+    ) -> Self {
+        let way = if tries { Way::Open } else { Way::Closed };
+        Self { socket, watch, app, draining, way, doing: Answering::Nothing }
+    }
+
+    /// Takes what came if it is the lane's; `false`: it is hyper's.
+    fn take(&mut self, context: &mut Context<'_>, came: &[u8]) -> std::io::Result<bool> {
+        if matches!(self.way, Way::Hyper { to_come: 0 }) && self.watch.get().0 == Doing::Idle {
+            self.way = Way::Open;
+        }
+        self.way = match self.way {
+            Way::Open => match arrived(came) {
+                Arrived::Try { offer, body } => {
+                    if self.answer(context, offer, body)? {
+                        return Ok(true);
+                    }
+                    Way::Hyper { to_come: 0 }
+                }
+                Arrived::Other { to_come } => Way::Hyper { to_come },
+                Arrived::Unclear => Way::Closed,
+            },
+            Way::Hyper { to_come } => {
+                to_come.checked_sub(came.len()).map_or(Way::Closed, |to_come| Way::Hyper { to_come })
+            }
+            Way::Closed => Way::Closed,
+        };
+        Ok(false)
+    }
+
+    /// Begins to answer a try; `false`: hyper must, and nothing has happened yet.
+    fn answer(&mut self, context: &mut Context<'_>, offer: &str, body: &[u8]) -> std::io::Result<bool> {
+        // Hyper knows how to end a connection with its last answer.
+        if self.draining.load(Ordering::Relaxed) || body.len() > self.app.settings.limits.body_bytes {
+            return Ok(false);
+        }
+        let Ok(permit) = self.app.in_flight.enter(Class::Buyer) else {
+            self.app.metrics.shed.inc(Shed::InFlight);
+            self.say(context, Said::Prepared(&buy::BUSY))?;
+            return Ok(true);
+        };
+        let Some(begun) = buy::begin_plain(&self.app, offer, body) else { return Ok(false) };
+        match begun {
+            Begun::Answer(said) => self.say(context, said)?,
+            Begun::Committing { reply, claim, json, patience: _ } => {
+                self.watch.set(Doing::Working);
+                self.doing = Answering::Committing(Committing { reply, claim, json, permit });
+            }
+            Begun::Later(later, why) => {
+                let app = Arc::clone(&self.app);
+                self.later(async move { later.answer(&app, why, Some(permit)).await });
+            }
+        }
+        Ok(true)
+    }
+
+    fn later(&mut self, answer: impl Future<Output = Response<Body>> + Send + 'static) {
+        self.watch.set(Doing::Working);
+        self.doing = Answering::Later(Box::pin(answer));
+    }
+
+    /// Ready when no answer is under way.
+    fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        loop {
+            match &mut self.doing {
+                Answering::Nothing => return Poll::Ready(Ok(())),
+                Answering::Committing(committing) => {
+                    let outcome = ready!(Pin::new(&mut committing.reply).poll(context));
+                    self.committed(context, outcome)?;
+                }
+                Answering::Later(answer) => {
+                    let response = ready!(answer.as_mut().poll(context));
+                    self.say(context, Said::Response(response))?;
+                }
+                Answering::Sending { message, sent } => {
+                    let rest = message.get(*sent..).unwrap_or_default();
+                    let went = ready!(Pin::new(&mut self.socket).poll_write(context, rest))?;
+                    if went == 0 {
+                        return Poll::Ready(Err(std::io::ErrorKind::WriteZero.into()));
+                    }
+                    *sent += went;
+                    self.watch.bytes_went();
+                    if *sent >= message.len() {
+                        self.said();
+                    }
+                }
+            }
+        }
+    }
+
+    fn committed(&mut self, context: &mut Context<'_>, outcome: Outcome) -> std::io::Result<()> {
+        let Answering::Committing(committing) = std::mem::replace(&mut self.doing, Answering::Nothing) else {
+            return Ok(());
+        };
+        let Committing { claim, json, permit, .. } = committing;
+        if outcome == Outcome::Committed {
+            buy::granted(&self.app, &claim);
+            let now = claim.claimed_at;
+            return self.send(context, StatusCode::ACCEPTED, |message| {
+                message::accepted(message, claim.order, claim.offer, now, &json);
+            });
+        }
+        let app = Arc::clone(&self.app);
+        let later = Later::of(&claim, std::time::Duration::ZERO);
+        self.later(async move { later.tell(&app, Claimed::of(outcome, claim), Some(permit)).await });
+        Ok(())
+    }
+
+    fn say(&mut self, context: &mut Context<'_>, said: Said) -> std::io::Result<()> {
+        let now = self.app.clock.now();
+        self.send(context, said.status(), |message| match said {
+            Said::Prepared(prepared) => prepared.write(message, now),
+            Said::Response(response) => message::response(message, response, now),
+        })
+    }
+
+    /// Sends a message, or as much of it as the socket takes now.
+    fn send(
+        &mut self,
+        context: &mut Context<'_>,
+        status: StatusCode,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> std::io::Result<()> {
+        self.app.metrics.requests.inc(Answered(RequestClass::Buyer, StatusClass::of(status.as_u16())));
+        DESK.with_borrow_mut(|message| {
+            message.clear();
+            write(message);
+            let sent = match Pin::new(&mut self.socket).poll_write(context, message) {
+                Poll::Ready(sent) => sent?,
+                Poll::Pending => 0,
+            };
+            if sent == message.len() {
+                self.said();
+            } else {
+                self.watch.set(Doing::Sending);
+                self.doing = Answering::Sending { message: message.clone(), sent };
+            }
+            Ok(())
+        })
+    }
+
+    fn said(&mut self) {
+        self.doing = Answering::Nothing;
+        self.watch.set(Doing::Idle);
+    }
+}
+
+/// What a piece that begins a request is.
+fn arrived(bytes: &[u8]) -> Arrived<'_> {
+    let mut headers = [const { MaybeUninit::uninit() }; HEADERS_MAX];
+    let mut request = httparse::Request::new(&mut []);
+    let Ok(httparse::Status::Complete(head)) = request.parse_with_uninit_headers(bytes, &mut headers) else {
+        return Arrived::Unclear;
+    };
+    let (Some(method), Some(path), Some(1)) = (request.method, request.path, request.version) else {
+        return Arrived::Unclear;
+    };
+    let Some(told) = Told::of(request.headers).filter(|_| method != "CONNECT") else { return Arrived::Unclear };
+    let came = bytes.get(head..).unwrap_or_default();
+    let Some(to_come) = told.length.unwrap_or(0).checked_sub(came.len()) else { return Arrived::Unclear };
+    match buy::offer_of(path).filter(|_| method == "POST") {
+        Some(offer) if to_come == 0 && told.plain && told.json && told.length.is_some() => {
+            Arrived::Try { offer, body: came }
+        }
+        _ => Arrived::Other { to_come },
+    }
+}
+
+/// What a request's headers say of it.
+struct Told {
+    /// Bytes of the body.
+    length: Option<usize>,
+    json: bool,
+    /// Nothing is asked for that the lane does not know.
+    plain: bool,
+}
+
+impl Told {
+    /// `None` when the request's end cannot be told from them.
+    fn of(headers: &[httparse::Header<'_>]) -> Option<Self> {
+        let mut told = Self { length: None, json: false, plain: true };
+        for header in headers {
+            let is = |name: &str| header.name.eq_ignore_ascii_case(name);
+            match header.name.len() {
+                6 if is("expect") || is("prefer") => told.plain = false,
+                7 if is("upgrade") => return None,
+                10 if is("connection") => {
+                    told.plain &= header.value.eq_ignore_ascii_case(b"keep-alive");
+                }
+                12 if is("content-type") => told.json = body::says_json(header.value),
+                14 if is("content-length") => {
+                    let length = digits(header.value).filter(|_| told.length.is_none())?;
+                    told.length = Some(length);
+                }
+                17 if is("transfer-encoding") => return None,
+                _ => {}
+            }
+        }
+        Some(told)
+    }
+}
+
+fn digits(text: &[u8]) -> Option<usize> {
+    std::str::from_utf8(text).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Lane<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let lane = self.get_mut();
+        loop {
+            ready!(lane.poll_answer(context))?;
+            let before = buffer.filled().len();
+            ready!(Pin::new(&mut lane.socket).poll_read(context, buffer))?;
+            let came = buffer.filled().get(before..).unwrap_or_default();
+            if came.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            if !lane.take(context, came)? {
+                lane.watch.bytes_came();
+                return Poll::Ready(Ok(()));
+            }
+            buffer.set_filled(before);
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lane<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write(context, bytes);
+        if let Poll::Ready(Ok(1..)) = written {
+            self.watch.bytes_went();
+        }
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        let flushed = Pin::new(&mut self.socket).poll_flush(context);
+        if let Poll::Ready(Ok(())) = flushed {
+            self.watch.all_went();
+        }
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffers: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write_vectored(context, buffers);
+        if let Poll::Ready(Ok(1..)) = written {
+            self.watch.bytes_went();
+        }
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+}
