@@ -113,7 +113,7 @@ const METHOD: &str = "\
 - **Accepts** are answered after the journal's sync, and the ledger follows in the same run: the time and the CPU that it
   needs to catch up count.
 - **The ceiling** is a bare hyper server with the same allocator and build profile that reads the same requests and
-  answers with as many bytes, in two layouts; the faster one counts.
+  answers with as many bytes as a refusal or an accept of ours has, in two layouts; the faster one counts.
 - **The rivals** do less than ours: no pass to check, no metrics, no limits, no security headers. Redis keeps nothing on
   disk unless it is said, and is asked over a Unix socket through a pool of kept connections, one script call per
   request. nginx has as many workers as there are cores; Node too. They send as many bytes as ours.

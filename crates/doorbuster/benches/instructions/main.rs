@@ -1,7 +1,7 @@
-//! The hot path without a socket, for callgrind: a try's body goes in, its answer comes out, on one thread. Started by
+//! The hot path on a socket of memory, for callgrind: a try's bytes go in, its answer's come out, on one thread. Started by
 //! `cargo xtask test` and `cargo xtask bench --only instructions`, which count only what runs inside `counted_region`.
 //!
-//! `refuse`: a sold-out refusal from body to answer. `accept`: the same of an accept, up to the hand-over to the
+//! `refuse`: a sold-out refusal from request to answer. `accept`: the same of an accept, up to the hand-over to the
 //! journal. `pass`: the check of a pass alone. Everything runs once uncounted first, so that what is made on first use
 //! does not count.
 #![allow(
@@ -14,31 +14,29 @@
     reason = "a measuring tool: it fails loudly"
 )]
 
-use std::cell::Cell;
-use std::future::Future;
+use std::future::poll_fn;
 use std::hint::black_box;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use bytes::Bytes;
 use clap::Parser;
 use doorbuster::app::{App, Server};
 use doorbuster::clock::Clock;
 use doorbuster::config::Settings;
-use doorbuster::edge::buy;
-use http::request::Parts;
-use http::{Response, StatusCode};
-use http_body_util::Full;
+use doorbuster::edge::lane::Lane;
+use doorbuster::edge::watch::Watch;
 use rules::buyer::BuyerId;
 use rules::id::OfferId;
 use rules::pass::{Pass, PassBuffer};
 use serde_json::{Value, json};
 use stampede::connection::{Connection, Request, Timeouts};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -61,15 +59,21 @@ enum What {
     Pass,
 }
 
-/// A try as it lies before the edge.
+/// A try on a connection of its own.
 struct Asked {
-    /// Taken when it is asked: the edge makes them before it calls.
-    parts: Cell<Option<Parts>>,
-    body: Bytes,
+    lane: Lane<Socket>,
+    told: Told,
     pass: String,
 }
 
-type Answering<'a> = Pin<Box<dyn Future<Output = Response<doorbuster::edge::answer::Body>> + 'a>>;
+/// What the server has said on a connection.
+type Told = Arc<Mutex<Vec<u8>>>;
+
+/// A socket on which one request has arrived.
+struct Socket {
+    request: Vec<u8>,
+    told: Told,
+}
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
@@ -78,18 +82,23 @@ fn main() -> anyhow::Result<()> {
     let stock = if args.what == What::Accept { 1_000_000 } else { 0 };
     let (server, offer) = runtime.block_on(start(folder.path(), stock))?;
     let app = Arc::clone(&server.app);
-    let asked: Vec<Asked> = (0..args.count * 2).map(|number| Asked::new(&app, offer, number)).collect();
-    let (before, asked) = asked.split_at(args.count);
+    let mut asked: Vec<Asked> = (0..args.count * 2).map(|number| Asked::new(&app, offer, number)).collect();
+    let (before, asked) = asked.split_at_mut(args.count);
     let _inside = runtime.enter();
     match args.what {
         What::Refuse => {
-            check(&refuse(&app, before), StatusCode::CONFLICT);
-            check(&counted_region(|| refuse(&app, asked)), StatusCode::CONFLICT);
+            begin(before);
+            check(before, "409");
+            counted_region(|| begin(asked));
+            check(asked, "409");
         }
         What::Accept => {
-            check(&runtime.block_on(finish(hand_over(&app, before))), StatusCode::ACCEPTED);
-            let handed_over = counted_region(|| hand_over(&app, asked));
-            check(&runtime.block_on(finish(handed_over)), StatusCode::ACCEPTED);
+            begin(before);
+            runtime.block_on(finish(before));
+            check(before, "202");
+            counted_region(|| begin(asked));
+            runtime.block_on(finish(asked));
+            check(asked, "202");
         }
         What::Pass => {
             check_passes(&app, before);
@@ -107,43 +116,23 @@ fn counted_region<T>(run: impl FnOnce() -> T) -> T {
     black_box(run())
 }
 
-fn refuse(app: &Arc<App>, asked: &[Asked]) -> Vec<StatusCode> {
-    let answer = |asked: &Asked| match poll(&mut asked.answering(app)) {
-        Poll::Ready(response) => response.status(),
-        Poll::Pending => panic!("a refusal waits for nothing"),
-    };
-    asked.iter().map(answer).collect()
-}
-
-/// A try after its first poll.
-enum Handed<'a> {
-    /// Its claim is with the journal.
-    Over(Answering<'a>),
-    /// The journal was quicker than this thread, which was stopped in between.
-    Back(StatusCode),
-}
-
-/// Polls each once.
-fn hand_over<'a>(app: &'a Arc<App>, asked: &'a [Asked]) -> Vec<Handed<'a>> {
-    let hand_over = |asked: &'a Asked| {
-        let mut answering = asked.answering(app);
-        match poll(&mut answering) {
-            Poll::Pending => Handed::Over(answering),
-            Poll::Ready(response) => Handed::Back(response.status()),
-        }
-    };
-    asked.iter().map(hand_over).collect()
-}
-
-async fn finish(handed: Vec<Handed<'_>>) -> Vec<StatusCode> {
-    let mut statuses = Vec::new();
-    for handed in handed {
-        statuses.push(match handed {
-            Handed::Over(answering) => answering.await.status(),
-            Handed::Back(status) => status,
-        });
+/// Lets each connection do what it can without waiting.
+fn begin(asked: &mut [Asked]) {
+    for asked in asked {
+        assert!(asked.poll(&mut Context::from_waker(Waker::noop())).is_pending(), "a lane keeps its try");
     }
-    statuses
+}
+
+/// Until all are answered.
+async fn finish(asked: &mut [Asked]) {
+    for asked in asked {
+        poll_fn(|context| {
+            let polled = asked.poll(context);
+            assert!(polled.is_pending(), "a lane keeps its try");
+            if asked.told.lock().unwrap().is_empty() { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
+    }
 }
 
 fn check_passes(app: &Arc<App>, asked: &[Asked]) {
@@ -154,34 +143,63 @@ fn check_passes(app: &Arc<App>, asked: &[Asked]) {
     }
 }
 
-fn check(statuses: &[StatusCode], expected: StatusCode) {
-    assert!(statuses.iter().all(|status| *status == expected), "not only {expected}: {statuses:?}");
-}
-
-fn poll<T>(future: &mut Pin<Box<dyn Future<Output = T> + '_>>) -> Poll<T> {
-    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+fn check(asked: &[Asked], status: &str) {
+    for asked in asked {
+        let told = asked.told.lock().unwrap();
+        let told = String::from_utf8_lossy(&told);
+        assert!(told.starts_with(&format!("HTTP/1.1 {status} ")), "not {status}: {told:?}");
+    }
 }
 
 impl Asked {
-    fn new(app: &App, offer: OfferId, number: usize) -> Self {
+    fn new(app: &Arc<App>, offer: OfferId, number: usize) -> Self {
         let buyer = BuyerId::parse(&format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15))).unwrap();
         let now = app.clock.now();
         let order = app.pass_keys.mint_order_id(&buyer, now, rand::random());
         let pass = Pass { buyer: buyer.as_str(), offer, order, expires_at: now.plus_s(300) };
         let pass = app.pass_keys.sign(&pass);
-        let body = Bytes::from(format!(r#"{{"pass":"{pass}","quantity":1}}"#));
-        let request = http::Request::post(format!("/api/v1/offers/{offer}/orders"))
-            .header("host", "127.0.0.1:8080")
-            .header("content-type", "application/json")
-            .header("content-length", body.len());
-        let (parts, ()) = request.body(()).unwrap().into_parts();
-        Self { parts: Cell::new(Some(parts)), body, pass }
+        let body = format!(r#"{{"pass":"{pass}","quantity":1}}"#);
+        let mut request = Vec::new();
+        Request::post(&format!("/api/v1/offers/{offer}/orders"), None, body.as_bytes())
+            .render("127.0.0.1:8080", &mut request);
+        let told = Told::default();
+        let socket = Socket { request, told: Arc::clone(&told) };
+        let watch = Arc::new(Watch::new(Arc::default()));
+        Self { lane: Lane::new(socket, watch, Arc::clone(app), Arc::default(), true), told, pass }
     }
 
-    fn answering<'a>(&'a self, app: &'a Arc<App>) -> Answering<'a> {
-        let body = Full::new(self.body.clone());
-        let parts = self.parts.take().expect("each is asked once");
-        Box::pin(buy::buy(app, parts, Ipv4Addr::LOCALHOST.into(), body, None))
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        let mut bytes = [MaybeUninit::uninit(); 1_024];
+        Pin::new(&mut self.lane).poll_read(context, &mut ReadBuf::uninit(&mut bytes))
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        if self.request.is_empty() {
+            return Poll::Pending;
+        }
+        buffer.put_slice(&std::mem::take(&mut self.request));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        self.told.lock().unwrap().extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 }
 

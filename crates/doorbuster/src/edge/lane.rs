@@ -67,7 +67,10 @@ enum Answering {
     /// The answer needs more than memory.
     Later(Pin<Box<dyn Future<Output = Response<Body>> + Send>>),
     /// The socket has not taken all of it.
-    Sending { message: Vec<u8>, sent: usize },
+    Sending {
+        message: Vec<u8>,
+        sent: usize,
+    },
 }
 
 struct Committing {
@@ -102,13 +105,7 @@ enum Arrived<'a> {
 impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
     /// `tries` tells whether tries may come this way at all.
     #[must_use]
-    pub fn new(
-        socket: S,
-        watch: Arc<Watch>,
-        app: Arc<App>,
-        draining: Arc<AtomicBool>,
-        tries: bool,
-    ) -> Self {
+    pub fn new(socket: S, watch: Arc<Watch>, app: Arc<App>, draining: Arc<AtomicBool>, tries: bool) -> Self {
         let way = if tries { Way::Open } else { Way::Closed };
         Self { socket, watch, app, draining, way, doing: Answering::Nothing }
     }
@@ -264,7 +261,9 @@ fn arrived(bytes: &[u8]) -> Arrived<'_> {
     let (Some(method), Some(path), Some(1)) = (request.method, request.path, request.version) else {
         return Arrived::Unclear;
     };
-    let Some(told) = Told::of(request.headers).filter(|_| method != "CONNECT") else { return Arrived::Unclear };
+    let Some(told) = Told::of(request.headers).filter(|_| method != "CONNECT") else {
+        return Arrived::Unclear;
+    };
     let came = bytes.get(head..).unwrap_or_default();
     let Some(to_come) = told.length.unwrap_or(0).checked_sub(came.len()) else { return Arrived::Unclear };
     match buy::offer_of(path).filter(|_| method == "POST") {
@@ -376,5 +375,70 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lane<S> {
 
     fn is_write_vectored(&self) -> bool {
         self.socket.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRY: &str = "POST /api/v1/offers/abc/orders HTTP/1.1\r\nHost: shop\r\n";
+    const JSON: &str = "Content-Type: application/json\r\n";
+
+    #[test]
+    fn a_whole_plain_try_is_recognised() {
+        for headers in [
+            "Content-Length: 2\r\n",
+            "content-length: 2\r\nConnection: keep-alive\r\nX-Forwarded-For: 192.0.2.1\r\n",
+            "CONTENT-LENGTH: 2\r\nAuthorization: Bearer x\r\nCookie: a=b\r\n",
+        ] {
+            let bytes = format!("{TRY}{JSON}{headers}\r\n{{}}");
+            assert_eq!(arrived(bytes.as_bytes()), Arrived::Try { offer: "abc", body: b"{}" }, "{headers}");
+        }
+        let with_charset =
+            format!("{TRY}content-type: Application/JSON; charset=utf-8\r\ncontent-length: 2\r\n\r\n{{}}");
+        assert!(matches!(arrived(with_charset.as_bytes()), Arrived::Try { .. }));
+    }
+
+    #[test]
+    fn whatever_else_has_an_end_is_left_to_hyper_up_to_there() {
+        let corpus = [
+            ("GET /healthz HTTP/1.1\r\n\r\n".to_owned(), 0),
+            (format!("{TRY}{JSON}Content-Length: 5\r\n\r\n{{}}"), 3),
+            (format!("{TRY}{JSON}Content-Length: 0\r\nPrefer: wait=2\r\n\r\n"), 0),
+            (format!("{TRY}{JSON}\r\n"), 0),
+            (format!("{TRY}Content-Length: 2\r\n\r\n{{}}"), 0),
+            (format!("{TRY}Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{{}}"), 0),
+            (format!("{TRY}{JSON}Content-Length: 2\r\nExpect: 100-continue\r\n\r\n{{}}"), 0),
+            (format!("{TRY}{JSON}Content-Length: 2\r\nConnection: close\r\n\r\n{{}}"), 0),
+            (format!("{TRY}{JSON}Content-Length: 2\r\n\r\n{{}}").replace("POST", "PUT"), 0),
+            (format!("{TRY}{JSON}Content-Length: 2\r\n\r\n{{}}").replace("/orders", "/pass"), 0),
+        ];
+        for (bytes, to_come) in corpus {
+            assert_eq!(arrived(bytes.as_bytes()), Arrived::Other { to_come }, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn where_the_end_is_unclear_the_lane_closes() {
+        let many: String = (0..=HEADERS_MAX).map(|number| format!("X-{number}: y\r\n")).collect();
+        for bytes in [
+            "POST /api/v1/offers/abc/ord".to_owned(),
+            format!("{TRY}{JSON}"),
+            format!("{TRY}{JSON}Content-Length: 2\r\n\r\n{{}}G"),
+            format!("{TRY}{JSON}Content-Length: 2\r\nContent-Length: 2\r\n\r\n{{}}"),
+            format!("{TRY}{JSON}Content-Length: +2\r\n\r\n{{}}"),
+            format!("{TRY}{JSON}Content-Length: \r\n\r\n{{}}"),
+            format!("{TRY}{JSON}Content-Length: 99999999999999999999\r\n\r\n{{}}"),
+            format!("{TRY}{JSON}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+            format!("{TRY}{JSON}Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{{}}"),
+            format!("{TRY}{JSON}Content-Length: 2\r\nUpgrade: websocket\r\n\r\n{{}}"),
+            format!("{TRY}{JSON}Content-Length: 2\r\n\r\n{{}}").replace("1.1", "1.0"),
+            format!("{TRY}{JSON}{many}Content-Length: 2\r\n\r\n{{}}"),
+            "CONNECT shop:443 HTTP/1.1\r\n\r\n".to_owned(),
+            "\0\r\n\r\n".to_owned(),
+        ] {
+            assert_eq!(arrived(bytes.as_bytes()), Arrived::Unclear, "{bytes}");
+        }
     }
 }

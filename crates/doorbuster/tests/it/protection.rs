@@ -7,70 +7,81 @@ use std::time::Duration;
 use doorbuster::edge::limits::Class;
 use serde_json::{Value, json};
 use testkit::process::{Program, Stream};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 
 use crate::app::{ADMIN_KEY, TestApp, assert_code, draft};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a limit of one second may take to strike: the watchman's round, and a machine that does other work.
 const ONE_SECOND_LIMIT: Duration = Duration::from_secs(3);
 
-const HEALTH: &str = "GET /healthz HTTP/1.1\r\nHost: shop\r\n\r\n";
+pub const HEALTH: &str = "GET /healthz HTTP/1.1\r\nHost: shop\r\n\r\n";
 
 /// A socket without manners.
-struct Raw(TcpStream);
+pub struct Raw(TcpStream);
 
 /// One answer as it came.
-struct Answer {
-    status: u16,
-    head: String,
-    body: String,
+pub struct Answer {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
 }
 
 impl Answer {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}{}", self.head, self.body))
-    }
-}
-
-impl Raw {
-    async fn open(address: SocketAddr) -> Self {
-        Self(TcpStream::connect(address).await.unwrap())
-    }
-
-    async fn saying(address: SocketAddr, bytes: impl AsRef<[u8]>) -> Self {
-        let mut raw = Self::open(address).await;
-        raw.say(bytes).await;
-        raw
-    }
-
-    async fn say(&mut self, bytes: impl AsRef<[u8]>) {
-        self.0.write_all(bytes.as_ref()).await.unwrap();
-    }
-
-    /// One answer, by its `Content-Length`.
-    async fn answer(&mut self) -> Answer {
-        timeout(PATIENCE, self.read_answer()).await.expect("no answer").expect("closed instead of an answer")
-    }
-
-    async fn read_answer(&mut self) -> Option<Answer> {
+    /// Reads one answer, by its `Content-Length`.
+    pub async fn read(from: &mut (impl AsyncRead + Unpin)) -> Option<Self> {
         let mut bytes = Vec::new();
         while !bytes.ends_with(b"\r\n\r\n") {
-            bytes.push(self.0.read_u8().await.ok()?);
+            bytes.push(from.read_u8().await.ok()?);
         }
         let head = String::from_utf8(bytes).unwrap();
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
         let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
         let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
-        self.0.read_exact(&mut body).await.ok()?;
-        Some(Answer { status, head, body: String::from_utf8(body).unwrap() })
+        from.read_exact(&mut body).await.ok()?;
+        Some(Self { status, head, body: String::from_utf8(body).unwrap() })
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}{}", self.head, self.body))
+    }
+}
+
+impl Raw {
+    pub async fn open(address: SocketAddr) -> Self {
+        Self(TcpStream::connect(address).await.unwrap())
+    }
+
+    pub async fn saying(address: SocketAddr, bytes: impl AsRef<[u8]>) -> Self {
+        let mut raw = Self::open(address).await;
+        raw.say(bytes).await;
+        raw
+    }
+
+    pub async fn say(&mut self, bytes: impl AsRef<[u8]>) {
+        self.0.write_all(bytes.as_ref()).await.unwrap();
+    }
+
+    /// One answer.
+    pub async fn answer(&mut self) -> Answer {
+        timeout(PATIENCE, self.read_answer()).await.expect("no answer").expect("closed instead of an answer")
+    }
+
+    async fn read_answer(&mut self) -> Option<Answer> {
+        Answer::read(&mut self.0).await
+    }
+
+    /// To be heard and to speak at once.
+    pub fn split(&mut self) -> (ReadHalf<'_>, WriteHalf<'_>) {
+        self.0.split()
     }
 
     /// All that comes until the server closes, which it must do in time. A reset is a close too.
-    async fn rest(&mut self, within: Duration) -> String {
+    pub async fn rest(&mut self, within: Duration) -> String {
         let mut all = Vec::new();
         let read = async {
             let mut part = [0; 4_096];
@@ -83,7 +94,7 @@ impl Raw {
     }
 }
 
-fn post(path: &str, length: usize, body: &str) -> String {
+pub fn post(path: &str, length: usize, body: &str) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nHost: shop\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
     )
