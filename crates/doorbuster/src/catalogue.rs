@@ -1,13 +1,12 @@
 //! What is on sale, in memory: a snapshot that readers follow without a lock and operators replace as a whole.
 //! The ledger is the truth; this is rebuilt from it after every change.
 
-use std::collections::HashMap;
-use std::fmt::Write as _;
+use std::io::Write as _;
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
-use rules::id::{OfferId, OrderId, SaleId};
+use rules::id::{self, IdMap, OfferId, OrderId, SaleId};
 use rules::order::State;
 use rules::sale::{Offer, Phase, Sale, SaleState};
 use rules::time::UnixMs;
@@ -22,8 +21,8 @@ pub struct Catalogue(ArcSwap<Snapshot>);
 
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    pub sales: HashMap<SaleId, Arc<SaleCard>>,
-    pub offers: HashMap<OfferId, Arc<OfferCard>>,
+    pub sales: IdMap<SaleId, Arc<SaleCard>>,
+    pub offers: IdMap<OfferId, Arc<OfferCard>>,
     /// Sales that pages list, newest first: published or later, and no rehearsals.
     pub listed: Vec<Arc<SaleCard>>,
 }
@@ -102,13 +101,13 @@ impl QueuedJson {
     fn write(&self, order: OrderId, created_at: UnixMs) -> Bytes {
         const ID_AND_TIME_BYTES: usize = 64;
         let prepared = self.before_id.len() + self.before_time.len() + self.end.len();
-        let mut json = String::with_capacity(prepared + ID_AND_TIME_BYTES);
-        json.push_str(&self.before_id);
-        // Writing to a string cannot fail.
-        let _ = write!(json, "{order}");
-        json.push_str(&self.before_time);
+        let mut json = Vec::with_capacity(prepared + ID_AND_TIME_BYTES);
+        json.extend_from_slice(self.before_id.as_bytes());
+        json.extend_from_slice(&id::encode(order.0));
+        json.extend_from_slice(self.before_time.as_bytes());
+        // Writing to a vector cannot fail.
         let _ = write!(json, "{created_at}");
-        json.push_str(&self.end);
+        json.extend_from_slice(self.end.as_bytes());
         json.into()
     }
 }
@@ -297,7 +296,51 @@ pub fn is_public(state: SaleState) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rules::money::Money;
+    use rules::sale::{ChallengeKind, RegistrationKind, Window};
+
     use super::*;
+    use crate::gate::{MemoryGate, Seed};
+
+    #[test]
+    fn a_queued_order_is_written_exactly_as_its_view() {
+        let window = Window { opens_at: UnixMs(0), closes_at: UnixMs(1_000) };
+        // Ids and a time that could be mistaken for those that are filled in.
+        let offer = Offer {
+            id: OfferId(0),
+            name: "a \"quoted\" name".into(),
+            description: None,
+            image: None,
+            list_price: None,
+            price: Money { amount: 149_900, currency: "CNY".parse().unwrap() },
+            stock: 5,
+            max_per_order: 3,
+        };
+        let sale = Sale {
+            id: SaleId(0),
+            state: SaleState::Published,
+            title: "t".into(),
+            window,
+            pay_within_s: 900,
+            challenge: ChallengeKind::None,
+            registration: RegistrationKind::None,
+            registration_opens_at: None,
+            registration_closes_at: None,
+            publish_at: None,
+            rehearsal: false,
+            offers: vec![offer],
+        };
+        let gate = MemoryGate::new(8, (1, 2));
+        let seed = Seed { offer: OfferId(0), state: sale.state, window, free: 5, change_no: 0 };
+        let catalogue = Catalogue::default();
+        catalogue.put(&sale, &[gate.seed(&seed).unwrap()]);
+        let card = catalogue.offer(OfferId(0)).unwrap();
+        for (order, quantity, at) in [(0, 1, 0), (u128::MAX >> 2, 1, 1_700_000_000_123), (7, 3, 5)] {
+            let (order, at) = (OrderId(order), UnixMs(at));
+            let view = serde_json::to_string(&card.queued_view(order, quantity, at)).unwrap();
+            assert_eq!(card.queued_json(order, quantity, at), view);
+        }
+    }
 
     async fn get(live: &Live, now: i64, count: Result<u32, &'static str>) -> Result<Bytes, &'static str> {
         let count = async { count.map(|number| Rendered::of(&number)) };

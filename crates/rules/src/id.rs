@@ -2,7 +2,9 @@
 //!
 //! Ids are not sequence-derived, so no node needs a lease and a restored backup cannot give one out twice.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -154,6 +156,30 @@ id! {
     OrderId
 }
 
+/// A map by ids. Half of an id's bits are random or a keyed tag, and only ids of our own making are ever put in: they
+/// are their own hash, and nobody can choose ids that meet.
+pub type IdMap<Id, T> = HashMap<Id, T, BuildHasherDefault<IdHasher>>;
+
+/// See [`IdMap`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u128(&mut self, id: u128) {
+        self.0 = u64::try_from(id & u128::from(u64::MAX)).unwrap_or(u64::MAX);
+    }
+}
+
 /// A new id for a sale or an offer: 48 bits of milliseconds, then `random`. Ids made later sort later.
 #[must_use]
 pub fn timed(at: UnixMs, random: u128) -> u128 {
@@ -210,6 +236,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_map_by_ids_spreads_ids_of_one_moment() {
+        let hash =
+            |id: OrderId| std::hash::BuildHasher::hash_one(&BuildHasherDefault::<IdHasher>::default(), id);
+        let ids: Vec<OrderId> = (0..10_000)
+            .map(|n| OrderId(timed(UnixMs(1_700_000_000_000), (n * 0x9e37_79b9_7f4a_7c15) << 8 | n)))
+            .collect();
+        let low: std::collections::HashSet<u64> = ids.iter().map(|id| hash(*id) & 0xfff).collect();
+        assert!(low.len() > 3_000, "{} of 4,096 buckets are used", low.len());
+        let map: IdMap<OrderId, usize> = ids.iter().copied().zip(0..).collect();
+        assert!(ids.iter().enumerate().all(|(number, id)| map.get(id) == Some(&number)));
+    }
 
     proptest! {
         #[test]

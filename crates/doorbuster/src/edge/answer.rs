@@ -1,7 +1,6 @@
 //! Answers as bytes. Problem documents of the hot path are prepared; everything the edge says carries the same
 //! security headers, set in one place.
 
-use std::fmt;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
@@ -110,24 +109,11 @@ pub fn order(status: StatusCode, order: &rules::wire::OrderView) -> Response<Bod
 #[must_use]
 pub fn order_json(status: StatusCode, id: OrderId, offer: OfferId, json: Bytes) -> Response<Body> {
     let mut response = bytes(status, JSON, json);
-    let location = OrderAddress { order: id, offer }.to_string();
+    let location = format!("/api/v1/orders/{id}?offer={offer}");
     if let Ok(location) = HeaderValue::from_maybe_shared(Bytes::from(location)) {
         response.headers_mut().insert(LOCATION, location);
     }
     response
-}
-
-/// Where an order is to be found. The offer leads to it while the ledger does not have it yet.
-#[derive(Clone, Copy, Debug)]
-pub struct OrderAddress {
-    pub order: OrderId,
-    pub offer: OfferId,
-}
-
-impl fmt::Display for OrderAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "/api/v1/orders/{}?offer={}", self.order, self.offer)
-    }
 }
 
 /// Bytes that must not be cached.

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, UNIX_EPOCH};
 
 use http::{HeaderMap, Response, StatusCode};
-use rules::id::{OfferId, OrderId};
+use rules::id::{self, OfferId, OrderId};
 use rules::time::UnixMs;
 
 use super::answer::{self, Body};
@@ -49,8 +49,10 @@ fn finish(message: &mut Vec<u8>, now: UnixMs, body: &[u8]) {
 /// The answer to an accepted try; the same as [`answer::order_json`].
 pub fn accepted(message: &mut Vec<u8>, order: OrderId, offer: OfferId, now: UnixMs, json: &[u8]) {
     message.extend_from_slice(&ACCEPTED);
-    message.extend_from_slice(b"location: ");
-    let _ = write!(message, "{}", answer::OrderAddress { order, offer });
+    message.extend_from_slice(b"location: /api/v1/orders/");
+    message.extend_from_slice(&id::encode(order.0));
+    message.extend_from_slice(b"?offer=");
+    message.extend_from_slice(&id::encode(offer.0));
     message.extend_from_slice(b"\r\n");
     finish(message, now, json);
 }

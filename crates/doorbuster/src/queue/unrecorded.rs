@@ -1,19 +1,18 @@
 //! Claims that are granted and not yet in the ledger, by order id: what a buyer sees while the order is queued.
 //! Bounded by the queue's room, since a claim leaves when it is recorded.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rules::buyer::BuyerId;
-use rules::id::OrderId;
+use rules::id::{IdMap, OrderId};
 use rules::pass::bucket_of;
 
 use super::claim::Claim;
 
 const SHARDS: usize = 64;
 
-type Shard = Mutex<HashMap<OrderId, Arc<Claim>>>;
+type Shard = Mutex<IdMap<OrderId, Arc<Claim>>>;
 
 #[derive(Debug)]
 pub struct Unrecorded {

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use rules::buyer::BuyerId;
-use rules::id::{OfferId, OrderId, SaleId};
+use rules::id::{IdMap, OfferId, OrderId, SaleId};
 use rules::money::Money;
 use rules::order::{self, Event, Reason, State, Status};
 use rules::time::UnixMs;
@@ -158,12 +158,15 @@ struct OfferBooks {
     taken: u32,
 }
 
+/// The offers of a batch; `None` for one that does not exist.
+type Books = IdMap<OfferId, Option<OfferBooks>>;
+
 fn record(
     transaction: &Transaction<'_>,
     batch: &[(u64, Arc<Claim>)],
     now: UnixMs,
 ) -> LedgerResult<Vec<Record>> {
-    let mut books: HashMap<OfferId, Option<OfferBooks>> = HashMap::new();
+    let mut books = Books::default();
     for (_, claim) in batch {
         if let Entry::Vacant(entry) = books.entry(claim.offer) {
             entry.insert(read_books(transaction, claim.offer)?);
@@ -196,9 +199,9 @@ fn record(
 fn who_fits(
     transaction: &Transaction<'_>,
     batch: &[(u64, Arc<Claim>)],
-    books: &mut HashMap<OfferId, Option<OfferBooks>>,
+    books: &mut Books,
 ) -> LedgerResult<Vec<bool>> {
-    let mut wanted: HashMap<OfferId, u64> = HashMap::new();
+    let mut wanted: IdMap<OfferId, u64> = IdMap::default();
     for (_, claim) in batch {
         *wanted.entry(claim.offer).or_default() += u64::from(claim.quantity);
     }
