@@ -241,9 +241,9 @@ mod tests {
     fn a_map_by_ids_spreads_ids_of_one_moment() {
         let hash =
             |id: OrderId| std::hash::BuildHasher::hash_one(&BuildHasherDefault::<IdHasher>::default(), id);
-        let ids: Vec<OrderId> = (0..10_000)
-            .map(|n| OrderId(timed(UnixMs(1_700_000_000_000), (n * 0x9e37_79b9_7f4a_7c15) << 8 | n)))
-            .collect();
+        let random = |number: u128| number.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        let ids: Vec<OrderId> =
+            (0..10_000).map(|number| OrderId(timed(UnixMs(1_700_000_000_000), random(number)))).collect();
         let low: std::collections::HashSet<u64> = ids.iter().map(|id| hash(*id) & 0xfff).collect();
         assert!(low.len() > 3_000, "{} of 4,096 buckets are used", low.len());
         let map: IdMap<OrderId, usize> = ids.iter().copied().zip(0..).collect();
