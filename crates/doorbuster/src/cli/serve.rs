@@ -8,6 +8,7 @@ use clap::Args;
 use doorbuster::app::Server;
 use doorbuster::clock::Clock;
 use doorbuster::config::Settings;
+use doorbuster::edge::accept::BACKLOG_MAX;
 use doorbuster::telemetry::init_logging;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
@@ -16,9 +17,6 @@ use super::options::SettingsOptions;
 use super::run_file::{RunFile, url};
 use super::signals::Signals;
 use super::{Exit, say};
-
-/// Connections the kernel holds for us until they are accepted; a crowd arrives within one second.
-const BACKLOG: u32 = 4_096;
 
 /// Serves sales until it is told to stop.
 ///
@@ -100,7 +98,7 @@ pub fn bind(setting: &str, text: &str) -> anyhow::Result<(TcpListener, SocketAdd
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
-        let listener = socket.listen(BACKLOG)?;
+        let listener = socket.listen(BACKLOG_MAX)?;
         let address = listener.local_addr()?;
         Ok((listener, address))
     };

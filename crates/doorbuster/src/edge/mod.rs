@@ -1,5 +1,8 @@
 //! The edge: where all buyers arrive and most of them are answered.
 
+/// New connections, no more than are looked at.
+pub mod accept;
+
 /// Sockets, threads, deadlines.
 pub mod server;
 

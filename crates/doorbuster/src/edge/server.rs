@@ -1,10 +1,10 @@
-//! Sockets: one accept loop, one thread per core, on each the fast lane and behind it hyper's HTTP/1.
+//! Sockets: one thread per core, on each the fast lane and behind it hyper's HTTP/1.
 //!
 //! Every connection has a deadline that a watchman looks at: a head that does not arrive, an answer that is not read,
 //! a connection nobody uses. So a slow client costs a slot for seconds, and a fast one costs no timer per request.
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -17,10 +17,10 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use rules::wire::Code;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio_util::task::TaskTracker;
 
+use super::accept::{self, Arrivals, NewSocket};
 use super::answer::{self, Body};
 use super::buy;
 use super::buyer::EVENTS_PATH;
@@ -30,13 +30,10 @@ use super::router::{self, Routers};
 use super::watch::{Doing, Watch, WatchedBody};
 use crate::app::App;
 use crate::queue::reply::Postman;
-use crate::telemetry::metrics::{Answered, ConnectionOutcome, RequestClass, Shed, StatusClass};
+use crate::telemetry::metrics::{Answered, RequestClass, Shed, StatusClass};
 
 /// How often the watchman looks, in milliseconds.
 const WATCH_EVERY_MS: u64 = 250;
-
-/// New sockets a thread may have waiting.
-const NEW_SOCKETS_WAITING_MAX: usize = 1_024;
 
 /// Which calls a listener answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,20 +54,14 @@ pub struct EdgeHandle {
 }
 
 #[derive(Debug)]
-struct Shared {
-    app: Arc<App>,
+pub(super) struct Shared {
+    pub(super) app: Arc<App>,
     routers: Routers,
     draining: Arc<AtomicBool>,
     /// Set when the drain is over: what is still open is cut.
     over: AtomicBool,
-    open: AtomicUsize,
-    connections_max: usize,
-}
-
-struct NewSocket {
-    stream: std::net::TcpStream,
-    peer: SocketAddr,
-    audience: Audience,
+    pub(super) open: AtomicUsize,
+    pub(super) connections_max: usize,
 }
 
 /// Starts the edge's threads and its accept loops.
@@ -93,17 +84,17 @@ pub fn start(
     let mut threads = Vec::with_capacity(count);
     let mut workers = Vec::with_capacity(count);
     for number in 0..count {
-        let (send, receive) = mpsc::channel(NEW_SOCKETS_WAITING_MAX);
+        let (send, arrivals) = accept::hallway();
         let shared = Arc::clone(&shared);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let run = move || runtime.block_on(serve(shared, receive));
+        let run = move || runtime.block_on(serve(shared, arrivals));
         threads.push(std::thread::Builder::new().name(format!("edge-{number}")).spawn(run)?);
         workers.push(send);
     }
     let public = if operator.is_some() { Audience::Buyers } else { Audience::Everybody };
-    spawn_accept(&shared, listener, public, workers.clone());
+    accept::spawn(&shared, listener, public, workers.clone());
     if let Some(operator) = operator {
-        spawn_accept(&shared, operator, Audience::Operators, workers);
+        accept::spawn(&shared, operator, Audience::Operators, workers);
     }
     Ok(EdgeHandle { shared, threads })
 }
@@ -133,59 +124,11 @@ impl EdgeHandle {
     }
 }
 
-fn spawn_accept(
-    shared: &Arc<Shared>,
-    listener: TcpListener,
-    audience: Audience,
-    workers: Vec<mpsc::Sender<NewSocket>>,
-) {
-    let shared = Arc::clone(shared);
-    let app = Arc::clone(&shared.app);
-    app.tasks.spawn(async move {
-        let shutdown = shared.app.shutdown.clone();
-        shutdown.run_until_cancelled(accept(&shared, &listener, audience, &workers)).await;
-    });
-}
-
-async fn accept(
-    shared: &Arc<Shared>,
-    listener: &TcpListener,
-    audience: Audience,
-    workers: &[mpsc::Sender<NewSocket>],
-) {
-    let mut turns = workers.iter().cycle();
-    loop {
-        let (stream, peer) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors, or a client that left before it was greeted: neither is a reason to stop.
-                tracing::warn!(%error, "a connection could not be accepted");
-                tokio::time::sleep(Duration::from_millis(10)).await;
-                continue;
-            }
-        };
-        let connections = &shared.app.metrics.connections;
-        if shared.open.load(Ordering::Acquire) >= shared.connections_max {
-            connections.inc(ConnectionOutcome::Refused);
-            continue;
-        }
-        let Ok(stream) = stream.into_std() else { continue };
-        let Some(worker) = turns.next() else { return };
-        shared.open.fetch_add(1, Ordering::AcqRel);
-        if worker.try_send(NewSocket { stream, peer, audience }).is_err() {
-            shared.open.fetch_sub(1, Ordering::AcqRel);
-            connections.inc(ConnectionOutcome::Refused);
-            continue;
-        }
-        connections.inc(ConnectionOutcome::Accepted);
-    }
-}
-
 /// The connections of one thread, with the means to end them.
 type Watched = Vec<(Arc<Watch>, AbortHandle)>;
 
 /// One edge thread: serves its sockets and watches them.
-async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
+async fn serve(shared: Arc<Shared>, mut arrivals: Arrivals) {
     let tasks = TaskTracker::new();
     tasks.spawn(Postman::employ());
     let local = Arc::new(Local(Arc::clone(&shared)));
@@ -195,8 +138,7 @@ async fn serve(shared: Arc<Shared>, mut sockets: mpsc::Receiver<NewSocket>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            socket = sockets.recv(), if !sockets.is_closed() || !sockets.is_empty() => {
-                let Some(socket) = socket else { continue };
+            socket = arrivals.next(&tasks) => {
                 let watch = Arc::new(Watch::new(Arc::clone(&now_ms)));
                 match serve_socket(&local, socket, Arc::clone(&watch), &tasks) {
                     Ok(abort) => watched.push((watch, abort)),

@@ -42,7 +42,10 @@ pub struct Metrics {
     pub ledger_refusals: Counter,
     /// Journal commits that did not happen, and whose buyers were told so: a full disk, mostly.
     pub journal_roll_backs: Counter,
+    /// Times that the backlog was shortened, from its full length.
+    pub saturated: Counter,
     pub connections_open: Gauge,
+    pub backlog_max: Gauge,
     pub in_flight: Gauge,
     pub waiters: Gauge,
     pub sockets_open: Gauge,
@@ -96,7 +99,18 @@ impl Metrics {
                 "Journal commits undone; their buyers were told to try again",
                 Counter::default(),
             ),
+            saturated: with(
+                r,
+                "saturated",
+                "Times that more connections came than could be looked at, and the backlog was shortened",
+                Counter::default(),
+            ),
             connections_open: gauge(r, "connections_open", "Connections open now"),
+            backlog_max: gauge(
+                r,
+                "backlog_max",
+                "Buyers' connections that may wait in the kernel now; beyond it they are turned away there",
+            ),
             in_flight: gauge(r, "in_flight", "Buyers' requests under way now"),
             waiters: gauge(r, "waiters", "Long polls and waits under way now"),
             sockets_open: gauge(r, "sockets_open", "WebSockets and event streams open now"),

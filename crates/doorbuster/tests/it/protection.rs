@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use doorbuster::edge::limits::Class;
+use doorbuster::telemetry::metrics::ConnectionOutcome;
 use serde_json::{Value, json};
 use testkit::process::{Program, Stream};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
@@ -20,6 +21,9 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 const ONE_SECOND_LIMIT: Duration = Duration::from_secs(3);
 
 pub const HEALTH: &str = "GET /healthz HTTP/1.1\r\nHost: shop\r\n\r\n";
+
+/// Sockets at once: far more than may wait for a thread, and few enough for the usual limit of open files.
+const CROWD: usize = 200;
 
 /// A socket without manners.
 pub struct Raw(TcpStream);
@@ -278,6 +282,37 @@ async fn beyond_the_cap_connections_are_closed_and_the_others_go_on() {
             return;
         }
         assert!(Instant::now() < deadline, "the place of the one who left stays taken");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_that_comes_at_once_waits_and_nobody_is_lost() {
+    let app = TestApp::with(&["edge_threads=1"]).await;
+    let mut crowd = Vec::new();
+    for _ in 0..CROWD {
+        crowd.push(Raw::saying(app.address, HEALTH).await);
+    }
+    for raw in &mut crowd {
+        assert_eq!(raw.answer().await.status, 200);
+    }
+    let accepted = app.app.metrics.connections.get(ConnectionOutcome::Accepted);
+    assert_eq!(accepted, u64::try_from(CROWD).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sockets_that_say_nothing_keep_nobody_out() {
+    let app = TestApp::with(&["edge_threads=1"]).await;
+    let mut silent = Vec::new();
+    for _ in 0..CROWD {
+        silent.push(Raw::open(app.address).await);
+    }
+    for _ in 0..CROWD / 2 {
+        let mut raw = Raw::saying(app.address, HEALTH).await;
+        assert_eq!(raw.answer().await.status, 200);
+    }
+    for raw in &mut silent {
+        raw.say(HEALTH).await;
+        assert_eq!(raw.answer().await.status, 200, "who was silent so far may still speak");
     }
 }
 

@@ -1,0 +1,522 @@
+//! The door: takes connections from the kernel as fast as the edge's threads look at them, and no faster.
+//!
+//! Whoever does not fit waits in the kernel's queue, and that is kept as short as what we take out of it in a moment.
+//! Beyond it the kernel drops an attempt to connect, which costs us nothing, and the client's kernel tries again a
+//! second later. So under any rush we serve people who are still there. Knows nothing of what a connection is for.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use futures_util::future::select_all;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, coop};
+use tokio_util::task::TaskTracker;
+
+use super::server::{Audience, Shared};
+use crate::clock::Clock;
+use crate::telemetry::metrics::{ConnectionOutcome, Metrics};
+
+/// New sockets that may wait for a thread that is busy. Enough to work through at a stretch, and no more: in the
+/// kernel's queue they cost us nothing.
+const WAITING_PER_THREAD_MAX: usize = 16;
+
+/// New sockets that a thread takes on before those it already has get their turn.
+const TAKEN_PER_TURN_MAX: usize = 8;
+
+/// How long a connection should wait in the kernel's queue at most, in milliseconds, when we are all busy.
+const QUEUE_MAX_MS: u64 = 100;
+
+/// So often the queue is fitted to our pace, in milliseconds, while somebody always waits. Short, because a rush fills
+/// the longest queue in a fraction of a second, and whoever is in it waits for all before him.
+const FIT_EVERY_MS: u64 = 10;
+
+/// The pace is that of the last so many milliseconds, about: from one moment to the next it is uneven.
+const PACE_OVER_MS: u64 = 200;
+
+/// So often a shortened queue doubles, in milliseconds, once nobody waits.
+const GROW_EVERY_MS: u64 = 250;
+
+/// The longest queue, in connections: a crowd comes within milliseconds, and a quick server wants all of it.
+pub const BACKLOG_MAX: u32 = 4_096;
+
+/// The shortest queue, in connections: also a slow server is worth a short wait to a few dozen browsers.
+pub const BACKLOG_MIN: u32 = 128;
+
+/// Where Linux says how long a queue it allows.
+const KERNEL_MAX_FILE: &str = "/proc/sys/net/core/somaxconn";
+
+/// A connection on its way to the thread that will serve it.
+pub(super) struct NewSocket {
+    pub stream: std::net::TcpStream,
+    pub peer: SocketAddr,
+    pub audience: Audience,
+}
+
+/// One end with the door, one with the thread.
+pub(super) fn hallway() -> (mpsc::Sender<NewSocket>, Arrivals) {
+    let (send, sockets) = mpsc::channel(WAITING_PER_THREAD_MAX);
+    (send, Arrivals { sockets, taken: 0, turn: None })
+}
+
+/// The new sockets of one thread.
+pub(super) struct Arrivals {
+    sockets: mpsc::Receiver<NewSocket>,
+    taken: usize,
+    turn: Option<JoinHandle<()>>,
+}
+
+impl Arrivals {
+    /// The next socket; never ends. After a few, everybody who is already here gets a turn first. Nothing is lost when
+    /// the wait is given up.
+    pub async fn next(&mut self, tasks: &TaskTracker) -> NewSocket {
+        if self.taken >= TAKEN_PER_TURN_MAX {
+            let turn = self.turn.get_or_insert_with(|| tasks.spawn(a_turn_for_everybody()));
+            turn.await.ok();
+            self.turn = None;
+            self.taken = 0;
+        }
+        match self.sockets.recv().await {
+            Some(socket) => {
+                self.taken += 1;
+                socket
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Tasks run in the order in which they became ready. At the end of the first round each new socket is registered, the
+/// kernel is asked who has sent something, and at the end of the second their requests are read.
+async fn a_turn_for_everybody() {
+    tokio::task::yield_now().await;
+}
+
+/// Accepts on `listener` until the shutdown.
+pub(super) fn spawn(
+    shared: &Arc<Shared>,
+    listener: TcpListener,
+    audience: Audience,
+    threads: Vec<mpsc::Sender<NewSocket>>,
+) {
+    let shared = Arc::clone(shared);
+    let tasks = shared.app.tasks.clone();
+    tasks.spawn(async move {
+        let (app, max) = (&shared.app, backlog_max());
+        let backlog = Backlog::new(max, app.clock.instant());
+        let (clock, metrics) = (&app.clock, &app.metrics);
+        let (open, connections_max) = (&shared.open, shared.connections_max);
+        let mut door = Door { listener, audience, backlog, clock, metrics, open, connections_max };
+        door.set_backlog(max);
+        app.shutdown.run_until_cancelled(door.accept(&threads)).await;
+    });
+}
+
+fn backlog_max() -> u32 {
+    let allowed = std::fs::read_to_string(KERNEL_MAX_FILE).ok().and_then(|text| text.trim().parse().ok());
+    BACKLOG_MAX.min(allowed.unwrap_or(BACKLOG_MAX))
+}
+
+/// One listener.
+struct Door<'a> {
+    listener: TcpListener,
+    audience: Audience,
+    backlog: Backlog,
+    clock: &'a Clock,
+    metrics: &'a Metrics,
+    open: &'a AtomicUsize,
+    connections_max: usize,
+}
+
+impl Door<'_> {
+    /// Ends when no thread is left. Room is found before a socket is taken: as long as there is none, whoever comes is
+    /// the kernel's to keep or to turn away. So a door where nobody waits holds a place: an operator finds one however
+    /// many buyers there are.
+    async fn accept(&mut self, threads: &[mpsc::Sender<NewSocket>]) {
+        let mut turn = 0;
+        while let Some(room) = room(threads, &mut turn).await {
+            let (stream, peer) = self.next().await;
+            self.open.fetch_add(1, Ordering::AcqRel);
+            self.metrics.connections.inc(ConnectionOutcome::Accepted);
+            room.send(NewSocket { stream, peer, audience: self.audience });
+        }
+    }
+
+    /// The next connection that does not exceed the limit of open ones.
+    async fn next(&mut self) -> (std::net::TcpStream, SocketAddr) {
+        loop {
+            match self.next_of_any().await {
+                Ok(_) if self.open.load(Ordering::Acquire) >= self.connections_max => {
+                    self.metrics.connections.inc(ConnectionOutcome::Refused);
+                }
+                Ok((stream, peer)) => {
+                    if let Ok(stream) = stream.into_std() {
+                        return (stream, peer);
+                    }
+                }
+                Err(error) => {
+                    // Out of descriptors, or a client that left before it was greeted: neither is a reason to stop.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            }
+        }
+    }
+
+    async fn next_of_any(&mut self) -> std::io::Result<(TcpStream, SocketAddr)> {
+        loop {
+            if !self.backlog.is_short() {
+                return poll_fn(|context| self.poll_accept(context)).await;
+            }
+            // A short queue must also grow while nobody comes.
+            let patience = Duration::from_millis(GROW_EVERY_MS);
+            let next = poll_fn(|context| self.poll_accept(context));
+            if let Ok(next) = tokio::time::timeout(patience, next).await {
+                return next;
+            }
+        }
+    }
+
+    fn poll_accept(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<(TcpStream, SocketAddr)>> {
+        let next = self.listener.poll_accept(context);
+        // A task that has had its share of time is told "nobody" too, and that says nothing of the queue.
+        if next.is_ready() || coop::has_budget_remaining() {
+            let was_short = self.backlog.is_short();
+            if let Some(length) = self.backlog.saw(next.is_ready(), self.clock.instant()) {
+                self.set_backlog(length);
+            }
+            if self.backlog.is_short() && !was_short {
+                self.metrics.saturated.inc();
+            }
+        }
+        next
+    }
+
+    /// To listen again sets the length of the queue and leaves everything else as it is, also who is in it.
+    fn set_backlog(&self, length: u32) {
+        if let Err(error) = rustix::net::listen(&self.listener, i32::try_from(length).unwrap_or(i32::MAX)) {
+            tracing::warn!(%error, length, "the queue of new connections keeps its length");
+        } else if self.audience != Audience::Operators {
+            self.metrics.backlog_max.set(i64::from(length));
+        }
+    }
+}
+
+/// A place with the next thread in turn that has one; waits while none has. `None`: all threads have ended.
+async fn room<'a>(
+    threads: &'a [mpsc::Sender<NewSocket>],
+    turn: &mut usize,
+) -> Option<mpsc::Permit<'a, NewSocket>> {
+    let in_turn = threads.iter().enumerate().cycle().skip(*turn).take(threads.len());
+    for (number, thread) in in_turn {
+        if let Ok(room) = thread.try_reserve() {
+            *turn = (number + 1) % threads.len();
+            return Some(room);
+        }
+    }
+    let mut waits: Vec<_> = threads
+        .iter()
+        .filter(|thread| !thread.is_closed())
+        .map(|thread| Box::pin(thread.reserve()))
+        .collect();
+    while !waits.is_empty() {
+        match select_all(waits).await {
+            (Ok(room), ..) => return Some(room),
+            (Err(_), _, others) => waits = others,
+        }
+    }
+    None
+}
+
+/// How long the kernel's queue may be. While somebody always waits: what we take out of it in [`QUEUE_MAX_MS`].
+/// Once nobody waits it doubles step by step, so that a rush that pauses for a moment does not fill it again.
+#[derive(Debug)]
+struct Backlog {
+    max: u32,
+    length: u32,
+    looked: Instant,
+    /// Since when somebody has always waited, and how many were taken since. Both are halved now and then, so that
+    /// they are the pace of the last moments.
+    busy_since: Option<Instant>,
+    taken: u64,
+}
+
+impl Backlog {
+    fn new(max: u32, now: Instant) -> Self {
+        Self { max, length: max, looked: now, busy_since: None, taken: 0 }
+    }
+
+    fn is_short(&self) -> bool {
+        self.length < self.max
+    }
+
+    /// Somebody was waiting and was taken out, or nobody was. Answers the length if it is another now.
+    fn saw(&mut self, somebody: bool, now: Instant) -> Option<u32> {
+        let before = self.length;
+        if somebody {
+            self.took(now);
+        } else {
+            self.found_nobody(now);
+        }
+        (self.length != before).then_some(self.length)
+    }
+
+    fn took(&mut self, now: Instant) {
+        self.taken += 1;
+        let Some(since) = self.busy_since else {
+            (self.busy_since, self.looked) = (Some(now), now);
+            return;
+        };
+        if now.saturating_duration_since(self.looked) < Duration::from_millis(FIT_EVERY_MS) {
+            return;
+        }
+        self.looked = now;
+        let busy = now.saturating_duration_since(since);
+        self.length = fitting(self.taken, busy).min(self.max).max(BACKLOG_MIN);
+        if busy >= Duration::from_millis(PACE_OVER_MS) {
+            self.taken /= 2;
+            self.busy_since = since.checked_add(busy / 2);
+        }
+    }
+
+    fn found_nobody(&mut self, now: Instant) {
+        (self.busy_since, self.taken) = (None, 0);
+        let rested = now.saturating_duration_since(self.looked);
+        if self.is_short() && rested >= Duration::from_millis(GROW_EVERY_MS) {
+            self.length = self.length.saturating_mul(2).min(self.max);
+            self.looked = now;
+        }
+    }
+}
+
+/// What one takes in [`QUEUE_MAX_MS`] who took so many within this time.
+fn fitting(taken: u64, within: Duration) -> u32 {
+    let within_us = u64::try_from(within.as_micros()).unwrap_or(u64::MAX).max(1);
+    u32::try_from(taken.saturating_mul(QUEUE_MAX_MS * 1_000) / within_us).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Connections per second, for so many milliseconds with somebody always waiting.
+    fn rush(backlog: &mut Backlog, from: Instant, per_s: u64, ms: u64) -> Instant {
+        let count = per_s * ms / 1_000;
+        for number in 0..=count {
+            backlog.saw(true, from + Duration::from_millis(ms * number / count));
+        }
+        from + Duration::from_millis(ms)
+    }
+
+    fn backlog() -> (Backlog, Instant) {
+        let now = Clock::system().instant();
+        (Backlog::new(BACKLOG_MAX, now), now)
+    }
+
+    #[test]
+    fn a_queue_is_as_long_as_what_is_taken_out_of_it_in_a_moment() {
+        for (per_s, wanted) in [(100, BACKLOG_MIN), (5_000, 500), (20_000, 2_000), (90_000, BACKLOG_MAX)] {
+            let (mut backlog, now) = backlog();
+            rush(&mut backlog, now, per_s, 1_000);
+            assert!(backlog.length.abs_diff(wanted) <= wanted / 10, "{per_s}/s: {}", backlog.length);
+        }
+    }
+
+    #[test]
+    fn a_rush_is_noticed_before_it_fills_the_queue() {
+        let (mut backlog, now) = backlog();
+        rush(&mut backlog, now, 1_000, 2 * FIT_EVERY_MS);
+        assert!(backlog.length <= 200, "{}", backlog.length);
+    }
+
+    #[test]
+    fn a_pace_that_changes_is_followed() {
+        let (mut backlog, now) = backlog();
+        let now = rush(&mut backlog, now, 20_000, 1_000);
+        let now = rush(&mut backlog, now, 5_000, 1_000);
+        assert!(backlog.length.abs_diff(500) <= 100, "{}", backlog.length);
+        rush(&mut backlog, now, 20_000, 1_000);
+        assert!(backlog.length.abs_diff(2_000) <= 200, "{}", backlog.length);
+    }
+
+    #[test]
+    fn few_who_come_one_by_one_are_no_rush() {
+        let (mut backlog, mut now) = backlog();
+        for _ in 0..1_000 {
+            now += Duration::from_millis(100);
+            assert_eq!(backlog.saw(true, now), None);
+            assert_eq!(backlog.saw(false, now), None);
+        }
+    }
+
+    #[test]
+    fn once_nobody_waits_the_queue_grows_back_step_by_step() {
+        let (mut backlog, now) = backlog();
+        let mut now = rush(&mut backlog, now, 100, 1_000);
+        assert_eq!(backlog.saw(false, now), None, "a pause of a moment is no end");
+        let mut lengths = Vec::new();
+        while backlog.is_short() {
+            now += Duration::from_millis(GROW_EVERY_MS);
+            lengths.extend(backlog.saw(false, now));
+        }
+        assert_eq!(lengths, [256, 512, 1_024, 2_048, 4_096]);
+    }
+
+    /// What a door needs around it.
+    struct House {
+        clock: Clock,
+        metrics: Metrics,
+        open: AtomicUsize,
+    }
+
+    impl House {
+        fn new() -> Self {
+            Self { clock: Clock::system(), metrics: Metrics::new(), open: AtomicUsize::new(0) }
+        }
+
+        async fn door(&self, audience: Audience) -> (Door<'_>, SocketAddr) {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let backlog = Backlog::new(BACKLOG_MAX, self.clock.instant());
+            let Self { clock, metrics, open } = self;
+            (Door { listener, audience, backlog, clock, metrics, open, connections_max: 1_000 }, address)
+        }
+
+        fn accepted(&self) -> u64 {
+            self.metrics.connections.get(ConnectionOutcome::Accepted)
+        }
+
+        /// Until no place is left, and for long enough after it that a door which does not wait would show.
+        async fn filled(thread: &mpsc::Sender<NewSocket>) {
+            while thread.capacity() > 0 {
+                tokio::task::yield_now().await;
+            }
+            for _ in 0..1_000 {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Fewer than [`BACKLOG_MIN`], so that all get at least into the kernel's queue.
+    async fn crowd(address: SocketAddr, people: usize) -> Vec<TcpStream> {
+        let mut all = Vec::new();
+        for _ in 0..people {
+            all.push(TcpStream::connect(address).await.unwrap());
+        }
+        all
+    }
+
+    #[tokio::test]
+    async fn who_finds_no_room_is_not_accepted_and_comes_later_in_his_turn() {
+        let house = House::new();
+        let (mut door, address) = house.door(Audience::Everybody).await;
+        let (thread, mut arrivals) = hallway();
+        let threads = [thread.clone()];
+        let tasks = TaskTracker::new();
+        let visit = async {
+            let people = crowd(address, 100).await;
+            House::filled(&thread).await;
+            assert_eq!(
+                house.accepted(),
+                u64::try_from(WAITING_PER_THREAD_MAX).unwrap(),
+                "no more than there is room for"
+            );
+            for person in &people {
+                assert_eq!(arrivals.next(&tasks).await.peer, person.local_addr().unwrap());
+            }
+            assert_eq!((house.accepted(), house.open.load(Ordering::Acquire)), (100, 100));
+        };
+        tokio::select! {
+            () = door.accept(&threads) => panic!("the door closed"),
+            visited = tokio::time::timeout(Duration::from_secs(30), visit) => visited.unwrap(),
+        }
+    }
+
+    #[tokio::test]
+    async fn operators_get_in_while_buyers_fill_every_place() {
+        let house = House::new();
+        let (mut door, address) = house.door(Audience::Buyers).await;
+        let (mut side_door, side_address) = house.door(Audience::Operators).await;
+        let (thread, mut arrivals) = hallway();
+        let threads = [thread.clone()];
+        let tasks = TaskTracker::new();
+        let visit = async {
+            let _buyers = crowd(address, 100).await;
+            House::filled(&thread).await;
+            let operator = crowd(side_address, 1).await;
+            for place in 0..=100 {
+                let socket = arrivals.next(&tasks).await;
+                if socket.audience == Audience::Operators {
+                    assert_eq!(socket.peer, operator[0].local_addr().unwrap());
+                    return place;
+                }
+            }
+            panic!("the operator came after all buyers");
+        };
+        tokio::select! {
+            () = door.accept(&threads) => panic!("the door closed"),
+            () = side_door.accept(&threads) => panic!("the side door closed"),
+            place = tokio::time::timeout(Duration::from_secs(30), visit) => {
+                let place = place.unwrap();
+                assert!(place <= 2 * WAITING_PER_THREAD_MAX, "{place} buyers were before him");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_thread_that_is_stuck_or_gone_keeps_nobody_from_the_others() {
+        let (stuck, _never_looks) = hallway();
+        let (gone, ended) = hallway();
+        drop(ended);
+        let (well, mut arrivals) = hallway();
+        let threads = [stuck.clone(), gone, well];
+        let house = House::new();
+        let (mut door, address) = house.door(Audience::Everybody).await;
+        let tasks = TaskTracker::new();
+        let visit = async {
+            let _people = crowd(address, 100).await;
+            for _ in 0..100 - WAITING_PER_THREAD_MAX {
+                arrivals.next(&tasks).await;
+            }
+            assert_eq!(stuck.capacity(), 0);
+        };
+        tokio::select! {
+            () = door.accept(&threads) => panic!("the door closed"),
+            visited = tokio::time::timeout(Duration::from_secs(30), visit) => visited.unwrap(),
+        }
+    }
+
+    #[tokio::test]
+    async fn without_threads_the_door_closes() {
+        let house = House::new();
+        let (mut door, _) = house.door(Audience::Everybody).await;
+        let (thread, arrivals) = hallway();
+        drop(arrivals);
+        door.accept(&[thread]).await;
+    }
+
+    #[tokio::test]
+    async fn who_is_here_already_is_served_before_many_more_are_taken_on() {
+        let (send, mut arrivals) = hallway();
+        let tasks = TaskTracker::new();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _people = crowd(listener.local_addr().unwrap(), WAITING_PER_THREAD_MAX).await;
+        for _ in 0..WAITING_PER_THREAD_MAX {
+            let (stream, peer) = listener.accept().await.unwrap();
+            let stream = stream.into_std().unwrap();
+            send.try_send(NewSocket { stream, peer, audience: Audience::Everybody }).ok().unwrap();
+        }
+        let served = Arc::new(AtomicUsize::new(0));
+        for taken in 0..WAITING_PER_THREAD_MAX {
+            arrivals.next(&tasks).await;
+            let unserved = taken - served.load(Ordering::Acquire);
+            assert!(unserved < TAKEN_PER_TURN_MAX, "{unserved} wait after {taken}");
+            let served = Arc::clone(&served);
+            tasks.spawn(async move { served.fetch_add(1, Ordering::AcqRel) });
+        }
+    }
+}
