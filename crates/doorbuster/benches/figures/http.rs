@@ -464,18 +464,27 @@ fn pictures(report: &mut Report, contenders: &[Contender], series: &Series) {
     });
 }
 
+/// The latency of accepts where nothing is short, and beside it what a bare server needs at that rate: that is the
+/// machine's own part, which is large where cores are shared with others.
 fn at_half_load(plan: &Plan, report: &mut Report, ours: &Ours, rate: f64) -> anyhow::Result<()> {
-    let mut p99 = Vec::new();
+    let ceiling = Ceiling::start(Layout::ThreadPerCore, ours.answers.accepted)?;
+    let (mut p99, mut bare_p99) = (Vec::new(), Vec::new());
     for repetition in 1..=plan.repetitions {
         let count = (rate * plan.run.as_secs_f64() * 1.1) as usize;
-        let source = Minted::new(&ours.product, &ours.plenty).ahead(count);
-        let run = blast(plan, ours.product.address, Until::Elapsed(plan.run), Pace::PerSecond(rate));
-        let blasted = run.run(|_| source.clone())?;
+        let paced = |address, sale: &Sale| {
+            let source = Minted::new(&ours.product, sale).ahead(count);
+            blast(plan, address, Until::Elapsed(plan.run), Pace::PerSecond(rate)).run(|_| source.clone())
+        };
+        let bare = paced(ceiling.address, &ours.sold_out)?;
+        checked(&bare, Kind::Refuse, "bare hyper at half load")?;
+        let blasted = paced(ours.product.address, &ours.plenty)?;
         ours.product.settle(&ours.plenty)?;
         checked(&blasted, Kind::Accept, "half load")?;
         let at = |quantile| blasted.accepted_us.value_at_quantile(quantile) as f64 / 1_000.0;
+        let bare_at_99 = bare.latency_us.value_at_quantile(0.99) as f64 / 1_000.0;
         report.say(&format!(
-            "half load {repetition}/{}: {rate:.0}/s offered, {:.1} % sent, p50 {:.2} ms  p99 {:.2} ms  max {:.2} ms",
+            "half load {repetition}/{}: {rate:.0}/s offered, {:.1} % sent, p50 {:.2} ms  p99 {:.2} ms  max {:.2} ms; \
+             bare hyper p99 {bare_at_99:.2} ms",
             plan.repetitions,
             blasted.sent as f64 * 100.0 / blasted.offered.max(1) as f64,
             at(0.5),
@@ -483,8 +492,9 @@ fn at_half_load(plan: &Plan, report: &mut Report, ours: &Ours, rate: f64) -> any
             at(1.0)
         ));
         p99.push(at(0.99));
+        bare_p99.push(bare_at_99);
     }
-    report.raw("half_load_p99_ms", json!(p99));
+    report.raw("half_load_p99_ms", json!({"ours": p99, "bare": bare_p99}));
     report.figure(
         "accept_p99_ms_half_load",
         median(&p99),
@@ -492,19 +502,26 @@ fn at_half_load(plan: &Plan, report: &mut Report, ours: &Ours, rate: f64) -> any
         "p99 of accepts at half of that load, open loop",
         Goal::AtMost { must: 10.0, target: 5.0 },
     );
+    report.figure(
+        "bare_p99_ms_half_load",
+        median(&bare_p99),
+        "ms",
+        "p99 of bare hyper at the same rate, without disk: the machine's own part",
+        Goal::Information,
+    );
     Ok(())
 }
 
 /// Where the server's CPU goes, by thread, and nothing else.
-pub fn profile(plan: &Plan, kind: Kind) -> anyhow::Result<()> {
+pub fn profile(plan: &Plan, kind: Kind, rate: Option<f64>) -> anyhow::Result<()> {
     let folder = TempDir::new()?;
     let product = Product::start(folder.path())?;
     let sale = product.open_sale(1, if kind == Kind::Accept { PLENTY } else { 0 })?;
     let source = Minted::new(&product, &sale).ahead(enough_for(plan.run));
     println!("server: process {}", product.id());
     let before = crate::processes::thread_cpu_us(product.id());
-    let blasted =
-        blast(plan, product.address, Until::Elapsed(plan.run), Pace::Closed).run(|_| source.clone())?;
+    let pace = rate.map_or(Pace::Closed, Pace::PerSecond);
+    let blasted = blast(plan, product.address, Until::Elapsed(plan.run), pace).run(|_| source.clone())?;
     let settled = product.settle(&sale)?;
     let after = crate::processes::thread_cpu_us(product.id());
     let answered = blasted.answered().max(1) as f64;
@@ -514,6 +531,10 @@ pub fn profile(plan: &Plan, kind: Kind) -> anyhow::Result<()> {
         answered / blasted.elapsed.as_secs_f64(),
         settled.as_millis()
     );
+    if rate.is_some() {
+        let at = |quantile| blasted.accepted_us.value_at_quantile(quantile) as f64 / 1_000.0;
+        println!("accepted after p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms", at(0.5), at(0.99), at(1.0));
+    }
     for (name, us) in after {
         println!("{name:<16} {:>6.2} us", (us - before.get(&name).unwrap_or(&0.0)) / answered);
     }

@@ -103,6 +103,9 @@ struct Args {
     /// of its threads spent what on it. For use beside `perf`.
     #[arg(long)]
     profile: Option<http::Kind>,
+    /// Offers so many requests per second instead of as many as are answered, and prints their latency.
+    #[arg(long, requires = "profile")]
+    rate: Option<f64>,
     /// Runs as the ceiling server instead (used by the bench itself).
     #[arg(long, hide = true)]
     ceiling: Option<ceiling::Layout>,
@@ -192,7 +195,7 @@ fn main() -> anyhow::Result<()> {
     plan.repetitions = args.repetitions.unwrap_or(plan.repetitions).max(1);
     plan.overload_repetitions = args.repetitions.unwrap_or(plan.overload_repetitions).max(1);
     if let Some(kind) = args.profile {
-        return http::profile(&Plan { run: Duration::from_secs(10), ..plan }, kind);
+        return http::profile(&Plan { run: Duration::from_secs(10), ..plan }, kind, args.rate);
     }
     let mut report = report::Report::new(&plan);
     report.condition("open_files", json!(plan.open_files));

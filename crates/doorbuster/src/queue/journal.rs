@@ -38,7 +38,7 @@ const COMMITS_PER_PRUNE: u32 = 64;
 const REST_UNDER_LOAD: Duration = Duration::from_micros(500);
 
 /// A batch of so many claims is load.
-const LOAD_CLAIMS: usize = 16;
+const LOAD_CLAIMS: usize = 4;
 
 /// A claim that is durable in the journal, on its way to the clerk.
 #[derive(Debug)]
