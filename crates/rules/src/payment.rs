@@ -290,6 +290,9 @@ pub enum Settlement {
 
 /// What a verified capture means for its order. Deciding again is harmless: a capture that is still `captured` gets
 /// the answer that is right by now, one that is further gets [`Settlement::Duplicate`].
+///
+/// Captures of one order are decided in the order in which they were written down. Any other order is safe too, but
+/// may give back right money because of wrong money that came before it and is not decided yet.
 #[must_use]
 pub fn settle(subject: Subject, payments: &[Payment], capture: &Capture) -> Settlement {
     let is_this = |payment: &Payment| payment.capture.as_ref() == Some(&capture.key);
@@ -349,6 +352,27 @@ pub enum Finder {
     Gate,
     /// The ledger alone: the sale has ended and the queue is drained, so the gate has nothing left to say.
     Ledger,
+}
+
+/// How things stand when late money looks for a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scene {
+    pub gate_is_open: bool,
+    /// Ended, or past its window: no buyer's claim is granted any more.
+    pub sale_is_over: bool,
+    /// Nothing is granted and not yet recorded.
+    pub queue_is_drained: bool,
+}
+
+/// Who may look for a unit now; nobody means that the money waits. The ledger alone would sell, a second time, what
+/// the gate has granted and the queue still carries: so it decides only when neither can be.
+#[must_use]
+pub const fn finder(scene: Scene) -> Option<Finder> {
+    match scene {
+        Scene { gate_is_open: true, .. } => Some(Finder::Gate),
+        Scene { sale_is_over: true, queue_is_drained: true, .. } => Some(Finder::Ledger),
+        Scene { .. } => None,
+    }
 }
 
 /// What follows from the answer to a revival.

@@ -236,6 +236,19 @@ fn every_answer_of_the_gate_to_a_revival_has_a_meaning() {
     }
 }
 
+#[test]
+fn the_ledger_decides_alone_only_when_nothing_can_be_granted_or_under_way() {
+    for bits in 0..8 {
+        let (gate_is_open, sale_is_over, queue_is_drained) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
+        let expected = match bits {
+            1 | 3 | 5 | 7 => Some(Finder::Gate),
+            6 => Some(Finder::Ledger),
+            _ => None,
+        };
+        assert_eq!(finder(Scene { gate_is_open, sale_is_over, queue_is_drained }), expected, "{bits:03b}");
+    }
+}
+
 /// What the world does to one order while captures arrive.
 #[derive(Clone, Copy, Debug)]
 enum Happening {

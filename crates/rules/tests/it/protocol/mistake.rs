@@ -7,6 +7,8 @@ pub enum Mistake {
     /// The gate is asked for the revival while it still counts the closed order as live, and its "repeat" is taken for
     /// a grant.
     ReviveBeforeRelease,
+    /// When the gate has closed, the ledger decides alone without waiting for the queue.
+    LedgerDecidesTooEarly,
     /// The spent pass of the order hides from the gate that its buyer has another live order.
     SpentPassHidesOtherOrder,
     /// A rebuilt gate does not remember which releases it was built with.

@@ -24,6 +24,7 @@ fn one_unit() -> Protocol {
         payments_are_started: false,
         buyers_cancel: false,
         operator_refunds: false,
+        sale_ends: false,
         crashes: 1,
         redeliveries: 0,
         refund_refusals: 0,
@@ -101,6 +102,12 @@ fn claims_that_are_delivered_again_and_two_crashes() {
     holds(protocol, &[REVIVED, RESOLD, SECOND_RELEASE, CRASH_KEPT_CLAIM]);
 }
 
+#[test]
+fn the_sale_ends_and_the_ledger_decides_alone() {
+    let protocol = Protocol { buyers: vec![0, 0, 1], sale_ends: true, buyers_cancel: true, ..one_unit() };
+    holds(protocol, &[REVIVED, OTHER_LIVE, BY_THE_LEDGER, AFTER_THE_SALE]);
+}
+
 macro_rules! refuted {
     ($($name:ident: $mistake:ident in $protocol:expr, $($promise:ident),+;)*) => {
         $(#[test]
@@ -115,6 +122,8 @@ macro_rules! refuted {
 refuted! {
     a_revival_must_go_through_the_gate: ReviveWithoutGate in one_unit(), NEVER_OVERSOLD, UNITS_ADD_UP, LEDGER_AGREES;
     a_revival_must_wait_for_the_release: ReviveBeforeRelease in one_unit(), NEVER_OVERSOLD, UNITS_ADD_UP;
+    the_ledger_must_wait_for_the_queue: LedgerDecidesTooEarly
+        in Protocol { sale_ends: true, ..one_unit() }, NEVER_OVERSOLD, LEDGER_AGREES;
     a_spent_pass_must_not_hide_another_live_order: SpentPassHidesOtherOrder
         in Protocol { stock: 2, buyers: vec![0, 0], ..one_unit() }, ONE_LIVE_ORDER, LEDGER_AGREES;
     a_rebuilt_gate_must_know_its_releases: ReleaseAgainAfterCrash in one_unit(), RELEASED_ONCE, NEVER_OVERSOLD;

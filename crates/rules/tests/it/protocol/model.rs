@@ -28,6 +28,8 @@ pub struct Protocol {
     pub payments_are_started: bool,
     pub buyers_cancel: bool,
     pub operator_refunds: bool,
+    /// The sale may end, and its gate close for good, at any moment.
+    pub sale_ends: bool,
     pub crashes: u8,
     pub redeliveries: u8,
     pub refund_refusals: u8,
@@ -56,6 +58,8 @@ pub struct World {
     pub provider: Vec<AtProvider>,
     /// The ledger refused something that the gate had granted.
     pub ledger_refused: bool,
+    /// No claims any more, and no gate to ask.
+    pub sale_is_over: bool,
     pub crashes: u8,
     pub redeliveries: u8,
     pub refund_refusals: u8,
@@ -118,6 +122,7 @@ pub enum Action {
     RequestRefund(usize),
     RefuseRefund(usize),
     Redeliver,
+    EndSale,
     Crash,
     // What happens sooner or later.
     Append,
@@ -195,7 +200,8 @@ impl Protocol {
 
     fn claim(&self, mut world: World, order: usize) -> Option<World> {
         let known = self.known(&world.gate, order);
-        let verdict = admit(known, Door::Open, small(world.gate.free), 1, || true);
+        let door = if world.sale_is_over { Door::Ended } else { Door::Open };
+        let verdict = admit(known, door, small(world.gate.free), 1, || true);
         (verdict == Verdict::Granted).then(|| {
             self.take(&mut world.gate, order);
             world.pending.push(Claim { order, revives: None, delivered_again: false });
@@ -460,12 +466,43 @@ impl Protocol {
         payment::CaptureKey::new("sandbox", &format!("{capture}-{event}")).unwrap()
     }
 
-    /// Late money looks for a unit: the closing's release first, then a claim like any other.
+    /// Late money looks for a unit: at the gate the closing's release first, then a claim like any other.
     fn revive(&self, mut world: World, order: usize, at: usize) -> Option<World> {
         if self.errs(Mistake::ReviveWithoutGate) {
             self.record_revival(&mut world, order, at);
             return Some(world);
         }
+        let queue_is_drained = world.pending.is_empty() && world.journal.is_empty();
+        let scene = payment::Scene {
+            gate_is_open: !world.sale_is_over,
+            sale_is_over: world.sale_is_over,
+            queue_is_drained: queue_is_drained || self.errs(Mistake::LedgerDecidesTooEarly),
+        };
+        match payment::finder(scene)? {
+            Finder::Gate => self.revive_by_gate(world, order, at),
+            Finder::Ledger => Some(self.revive_by_ledger(world, order, at)),
+        }
+    }
+
+    /// One transaction: the ledger has the numbers, and nobody else has a word in it.
+    fn revive_by_ledger(&self, mut world: World, order: usize, at: usize) -> World {
+        let is_live = |other: &usize| world.orders[*other].is_some_and(|version| version.status.holds_units);
+        let live =
+            (0..self.buyers.len()).filter(is_live).find(|other| self.buyers[*other] == self.buyers[order]);
+        let free = small(self.stock - world.live_units());
+        let verdict = readmit(id(order), live.map(|live| (id(live), 1)), free, 1, || true);
+        match payment::revival(verdict, Finder::Ledger) {
+            Revival::Claimed => {
+                assert!(world.order_event(order, OrderEvent::Revived));
+                world.payment_event(at, Event::Applied);
+            }
+            Revival::RefundDue(reason) => world.payment_event(at, Event::RefundDue(reason)),
+            Revival::Wait => panic!("the ledger is never busy"),
+        }
+        world
+    }
+
+    fn revive_by_gate(&self, mut world: World, order: usize, at: usize) -> Option<World> {
         let before = world.clone();
         let closing = world.releases.iter().position(|release| release.order == order && !release.at_gate);
         if let Some(closing) = closing.filter(|_| !self.errs(Mistake::ReviveBeforeRelease)) {
@@ -621,6 +658,9 @@ impl Protocol {
         if fresh && world.redeliveries < self.redeliveries {
             actions.push(Action::Redeliver);
         }
+        if self.sale_ends && !world.sale_is_over {
+            actions.push(Action::EndSale);
+        }
         if world.crashes < self.crashes {
             actions.push(Action::Crash);
         }
@@ -658,6 +698,7 @@ impl Protocol {
             Action::RequestRefund(order) => Self::request_refund(world, order),
             Action::RefuseRefund(payment) => Self::refuse_refund(world, payment),
             Action::Redeliver => Some(self.redeliver(world)),
+            Action::EndSale => Some(World { sale_is_over: true, ..world }),
             Action::Crash => Some(self.crash(world)),
             Action::Append => Some(Self::append(world)),
             Action::Record => Some(self.record(world)),
@@ -717,6 +758,7 @@ fn progress(world: &World) -> usize {
     let again = world.journal.iter().filter(|claim| claim.delivered_again).count();
     usize::from(world.crashes) * 100_000
         + usize::from(world.refund_refusals) * 100
+        + usize::from(world.sale_is_over)
         + (usize::from(world.redeliveries) * 2 - again)
         + seqs
         + world.pending.len() * 11
@@ -740,6 +782,7 @@ impl Model for Protocol {
             releases: Vec::new(),
             provider: vec![AtProvider::default(); self.captures.len()],
             ledger_refused: false,
+            sale_is_over: false,
             crashes: 0,
             redeliveries: 0,
             refund_refusals: 0,

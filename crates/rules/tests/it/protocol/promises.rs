@@ -29,6 +29,8 @@ pub const CANCELLED_AND_PAID: &str = "money for a cancelled order is given back"
 pub const WRONG_AMOUNT: &str = "money of another amount is given back";
 pub const CRASH_KEPT_CLAIM: &str = "a crash leaves a granted claim in the journal";
 pub const CLOSED_PAYMENT_CAPTURED: &str = "a payment that was closed is captured all the same";
+pub const BY_THE_LEDGER: &str = "late money after the sale is given its unit by the ledger";
+pub const AFTER_THE_SALE: &str = "late money after the sale finds no unit";
 pub const REFUND_RETRIED: &str = "a refund that was refused is done in the end";
 
 pub fn all() -> Vec<Property<Protocol>> {
@@ -44,7 +46,9 @@ fn promises() -> Vec<Property<Protocol>> {
         }),
         Property::always(UNITS_ADD_UP, |model, world: &World| {
             let granted = world.pending.len() + world.outstanding().count();
-            world.gate.free + granted + world.live_units() + world.returning() == model.stock
+            let sum = world.gate.free + granted + world.live_units() + world.returning();
+            // A gate that nobody asks any more is not told of everything.
+            sum == model.stock || world.sale_is_over
         }),
         Property::always(RELEASED_ONCE, |_, world: &World| {
             world.releases.iter().all(|release| release.counted <= 1)
@@ -109,17 +113,16 @@ fn is_clean(model: &Protocol, world: &World) -> bool {
         };
         (0..model.buyers.len()).find(its)
     };
-    let slots_agree = world.gate.live.iter().enumerate().all(|(buyer, slot)| *slot == live(buyer));
+    let gate_agrees = world.gate.live.iter().enumerate().all(|(buyer, slot)| *slot == live(buyer));
     let nothing_under_way = world.pending.is_empty() && world.journal.is_empty() && world.returning() == 0;
     let final_answers = world.orders.iter().flatten().all(|version| {
         use order::State::{Closed, Paid, Refunded, Refused};
         matches!(version.status.state, Closed | Paid | Refunded | Refused)
     });
     let nothing_stranded = world.gate.free + world.live_units() == model.stock;
-    slots_agree
+    (world.sale_is_over || gate_agrees && nothing_stranded)
         && nothing_under_way
         && final_answers
-        && nothing_stranded
         && (0..model.captures.len()).all(|capture| has_ended(world, capture))
 }
 
@@ -171,6 +174,12 @@ fn witnesses() -> Vec<Property<Protocol>> {
             let captured = |p: &Payment| p.announced && p.status.state == payment::State::Captured;
             world.payments.iter().any(|payment| captured(payment) && closed(payment.order))
         }),
+        Property::sometimes(BY_THE_LEDGER, |_, world: &World| {
+            let revived = |order| world.state(order) == Some(order::State::Paid);
+            world.sale_is_over
+                && world.releases.iter().any(|release| revived(release.order) && !release.at_gate)
+        }),
+        Property::sometimes(AFTER_THE_SALE, |_, world: &World| gone_back(world, RefundReason::SaleEnded)),
         Property::sometimes(REFUND_RETRIED, |_, world: &World| {
             world.refund_refusals > 0
                 && world.payments.iter().any(|p| p.status.state == payment::State::Refunded)
