@@ -403,6 +403,82 @@ pub fn revival(verdict: Verdict, finder: Finder) -> Revival {
     }
 }
 
+/// What the ledger does with a claim that revives, when it comes out of the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RevivalRecord {
+    /// It was dealt with before. Nothing is to be done; nothing is released.
+    Repeat,
+    /// The order becomes paid ([`order::Event::Revived`]), the payment applied.
+    Revived,
+    /// The claim's units go back ([`order::Event::NotRevived`]), and so does the money unless that was decided already.
+    NotRevived { refund: Option<RefundReason> },
+}
+
+/// Whether a claim that revives does so. `closing_seq` is the `seq` of the order when the claim was made: every
+/// outcome but a repeat raises it, which is how a claim that is delivered again is known. `obstacle` is what the
+/// ledger's own guards say: [`RefundReason::NoUnitLeft`] or [`RefundReason::OtherLive`].
+///
+/// The payment may have been decided while the claim was under way: two workers asked the gate, and one heard "sold
+/// out" just before a unit came back. The claim must then give its units back, or they are held for nobody.
+#[must_use]
+pub fn record_revival(
+    order: order::Version,
+    closing_seq: u32,
+    payment: Status,
+    obstacle: Option<RefundReason>,
+) -> RevivalRecord {
+    match (payment.state == State::Captured, obstacle) {
+        _ if order.seq != closing_seq => RevivalRecord::Repeat,
+        (true, None) => RevivalRecord::Revived,
+        (true, Some(reason)) => RevivalRecord::NotRevived { refund: Some(reason) },
+        (false, _) => RevivalRecord::NotRevived { refund: None },
+    }
+}
+
+/// A payment of the order that is not over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Open<'a> {
+    /// The buyer was sent to this provider.
+    Started { provider: &'a str },
+    /// A capture is written down and not decided.
+    Captured,
+}
+
+/// What a buyer who wants to pay an order gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// A new payment.
+    New,
+    /// The one that is open: asking twice is harmless.
+    TheOpenOne,
+    /// The open one, at another provider, is closed; then a new one.
+    InsteadOfTheOpenOne,
+    /// The order is not recorded, or money is here and not decided: ask again in a moment.
+    NotYet,
+    NotPayable,
+}
+
+/// Whether, and how, an order can be paid now at this provider. `time_left_ms` is the time until `pay_by`.
+#[must_use]
+pub fn start(state: order::State, time_left_ms: u64, open: Option<Open<'_>>, provider: &str) -> Start {
+    match (state, open) {
+        (order::State::Queued, _) | (order::State::AwaitingPayment, Some(Open::Captured)) => Start::NotYet,
+        (order::State::AwaitingPayment, _) if time_left_ms == 0 => Start::NotPayable,
+        (order::State::AwaitingPayment, None) => Start::New,
+        (order::State::AwaitingPayment, Some(Open::Started { provider: open })) => {
+            if open == provider {
+                Start::TheOpenOne
+            } else {
+                Start::InsteadOfTheOpenOne
+            }
+        }
+        (order::State::Paid | order::State::Closed | order::State::Refused, _)
+        | (order::State::Refunding | order::State::Refunded | order::State::RefundFailed, _) => {
+            Start::NotPayable
+        }
+    }
+}
+
 /// Where captured money of one currency is, in minor units. Wide enough that no number of payments overflows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Takings {

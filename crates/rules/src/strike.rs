@@ -44,7 +44,8 @@ pub enum Cause {
 pub struct Strike {
     pub cause: Cause,
     pub at: UnixMs,
-    /// Taken back: by late money that revived the order, or by the operator. It stays in the list as history.
+    /// Taken back: by late money that revived the order, or by the operator, who lifts all of a buyer's strikes to end
+    /// a block that they caused. It stays in the list as history.
     pub lifted_at: Option<UnixMs>,
 }
 
@@ -218,6 +219,14 @@ mod tests {
         assert_eq!(at(&strikes[..3], 6).blocked_until, None);
         assert_eq!(at(&strikes[..3], 6).left(), Some(1));
         assert_eq!(at(&strikes, 8).blocked_until, Some(UnixMs(11 * DAY_MS)));
+    }
+
+    #[test]
+    fn a_lifted_strike_no_longer_counts_and_ends_the_block_it_caused() {
+        let mut strikes = [strike(1, 0), strike(2, 1), strike(3, 2)];
+        assert!(at(&strikes, 2).blocked_until.is_some());
+        strikes[1].lifted_at = Some(UnixMs(2 * DAY_MS));
+        assert_eq!((at(&strikes, 2).strikes, at(&strikes, 2).blocked_until), (2, None));
     }
 
     #[test]

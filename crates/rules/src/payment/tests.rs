@@ -249,6 +249,39 @@ fn the_ledger_decides_alone_only_when_nothing_can_be_granted_or_under_way() {
     }
 }
 
+#[test]
+fn a_claim_that_revives_is_dealt_with_once() {
+    let closed = OrderStatus { state: OrderState::Closed, reason: Some(Reason::Timeout), holds_units: false };
+    let order = order::Version { status: closed, seq: 3 };
+    let decided = Status { state: State::RefundDue, reason: Some(RefundReason::NoUnitLeft) };
+    let no_unit = Some(RefundReason::NoUnitLeft);
+    let record = |closing_seq, payment, obstacle| record_revival(order, closing_seq, payment, obstacle);
+    assert_eq!(record(3, Status::CAPTURED, None), RevivalRecord::Revived);
+    assert_eq!(record(3, Status::CAPTURED, no_unit), RevivalRecord::NotRevived { refund: no_unit });
+    assert_eq!(record(3, decided, None), RevivalRecord::NotRevived { refund: None });
+    for event in [OrderEvent::Revived, OrderEvent::NotRevived] {
+        let after = order.next(event).unwrap();
+        assert_eq!(record_revival(after, 3, Status::CAPTURED, None), RevivalRecord::Repeat, "{event:?}");
+    }
+}
+
+#[test]
+fn a_second_wish_to_pay_returns_the_open_payment_and_another_provider_closes_it() {
+    let wish = |state, left, open| start(state, left, open, "sandbox");
+    let awaiting = OrderState::AwaitingPayment;
+    let (same, other) = (Open::Started { provider: "sandbox" }, Open::Started { provider: "bank" });
+    assert_eq!(wish(awaiting, 1, None), Start::New);
+    assert_eq!(wish(awaiting, 1, Some(same)), Start::TheOpenOne);
+    assert_eq!(wish(awaiting, 1, Some(other)), Start::InsteadOfTheOpenOne);
+    assert_eq!(wish(awaiting, 1, Some(Open::Captured)), Start::NotYet);
+    assert_eq!(wish(OrderState::Queued, 0, None), Start::NotYet);
+    assert_eq!(wish(awaiting, 0, None), Start::NotPayable, "the deadline has passed");
+    assert_eq!(wish(awaiting, 0, Some(same)), Start::NotPayable);
+    for state in OrderState::ALL.into_iter().filter(|state| *state > awaiting) {
+        assert_eq!(wish(state, 1, None), Start::NotPayable, "{state:?}");
+    }
+}
+
 /// What the world does to one order while captures arrive.
 #[derive(Clone, Copy, Debug)]
 enum Happening {

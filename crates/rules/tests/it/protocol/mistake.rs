@@ -9,6 +9,8 @@ pub enum Mistake {
     ReviveBeforeRelease,
     /// When the gate has closed, the ledger decides alone without waiting for the queue.
     LedgerDecidesTooEarly,
+    /// A revival whose money was decided meanwhile is taken for one that is recorded already.
+    DecidedMoneyLooksRecorded,
     /// The spent pass of the order hides from the gate that its buyer has another live order.
     SpentPassHidesOtherOrder,
     /// A rebuilt gate does not remember which releases it was built with.

@@ -78,7 +78,8 @@ fn one_unit_and_a_buyer_who_tries_twice() {
 fn two_captures_of_one_order() {
     let captures = vec![capture_of(0), capture_of(0)];
     let protocol = Protocol { captures, buyers_cancel: true, operator_refunds: true, ..one_unit() };
-    holds(protocol, &[REVIVED, RESOLD, SECOND_CAPTURE, SECOND_RELEASE, CANCELLED_AND_PAID]);
+    let seen = [REVIVED, RESOLD, SECOND_CAPTURE, SECOND_RELEASE, CANCELLED_AND_PAID, REFUSED_IN_VAIN];
+    holds(protocol, &seen);
 }
 
 #[test]
@@ -124,6 +125,8 @@ refuted! {
     a_revival_must_wait_for_the_release: ReviveBeforeRelease in one_unit(), NEVER_OVERSOLD, UNITS_ADD_UP;
     the_ledger_must_wait_for_the_queue: LedgerDecidesTooEarly
         in Protocol { sale_ends: true, ..one_unit() }, NEVER_OVERSOLD, LEDGER_AGREES;
+    a_revival_for_nothing_must_give_its_unit_back: DecidedMoneyLooksRecorded
+        in one_unit(), UNITS_ADD_UP, REST_IS_CLEAN;
     a_spent_pass_must_not_hide_another_live_order: SpentPassHidesOtherOrder
         in Protocol { stock: 2, buyers: vec![0, 0], ..one_unit() }, ONE_LIVE_ORDER, LEDGER_AGREES;
     a_rebuilt_gate_must_know_its_releases: ReleaseAgainAfterCrash in one_unit(), RELEASED_ONCE, NEVER_OVERSOLD;

@@ -9,7 +9,7 @@ use rules::deadline::{self, Answer, Asked, Due, OnTheWay};
 use rules::id::OrderId;
 use rules::money::Money;
 use rules::order::{self, Event as OrderEvent, Reason, Version};
-use rules::payment::{self, Event, Finder, RefundReason, Revival, Settlement, Subject};
+use rules::payment::{self, Event, Finder, RefundReason, Revival, RevivalRecord, Settlement, Subject};
 use rules::time::UnixMs;
 use stateright::{Model, Property};
 
@@ -49,6 +49,8 @@ pub struct World {
     /// Granted, on its way to the journal, told to nobody.
     pub pending: Vec<Claim>,
     pub journal: Vec<Claim>,
+    /// Refusals of late money that a worker heard from the gate and has not written down. Sorted.
+    pub heard: Vec<(usize, RefundReason)>,
     /// The ledger's orders.
     pub orders: Vec<Option<Version>>,
     /// The ledger's payments, in the order in which they were written down.
@@ -77,10 +79,17 @@ pub struct Gate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Claim {
     pub order: usize,
-    /// The payment's place, for a claim that revives.
-    pub revives: Option<usize>,
+    pub revives: Option<Revive>,
     /// It was recorded once, and the journal did not hear of it.
     pub delivered_again: bool,
+}
+
+/// What a claim for late money carries besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Revive {
+    /// The payment's place.
+    pub payment: usize,
+    pub closing_seq: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -130,6 +139,7 @@ pub enum Action {
     Deliver(usize),
     Tell { capture: usize, event: u8 },
     Settle(usize),
+    WriteRefusal(usize),
     Deadline { order: usize, provider_answers: bool },
     StartRefund(usize),
     CallRefund(usize),
@@ -149,7 +159,7 @@ impl World {
     fn is_outstanding(&self, claim: &Claim) -> bool {
         match claim.revives {
             None => self.orders[claim.order].is_none(),
-            Some(payment) => self.payments[payment].status.state == payment::State::Captured,
+            Some(revive) => self.orders[claim.order].is_some_and(|order| order.seq == revive.closing_seq),
         }
     }
 
@@ -184,6 +194,8 @@ impl World {
     fn payment_event(&mut self, at: usize, event: Event) {
         let payment = &mut self.payments[at];
         payment.status = payment::next(payment.status, event).expect("a legal step of a payment");
+        // What a worker heard of money that is decided changes nothing when it is written down.
+        self.heard.retain(|(payment, _)| *payment != at);
     }
 }
 
@@ -250,6 +262,7 @@ impl Protocol {
     fn crash(&self, mut world: World) -> World {
         world.crashes += 1;
         world.pending.clear();
+        world.heard.clear();
         let mut gate = self.empty_gate();
         for (order, version) in world.orders.iter().enumerate() {
             let Some(version) = version else { continue };
@@ -303,7 +316,7 @@ impl Protocol {
     fn record_claim(&self, world: &mut World, claim: Claim) {
         match claim.revives {
             None => self.record_order(world, claim.order),
-            Some(payment) => self.record_revival(world, claim.order, payment),
+            Some(revive) => self.record_revival(world, claim.order, revive),
         }
     }
 
@@ -323,21 +336,29 @@ impl Protocol {
         assert!(world.order_event(order, event));
     }
 
-    fn record_revival(&self, world: &mut World, order: usize, payment: usize) {
-        if world.payments[payment].status.state != payment::State::Captured {
-            return;
-        }
-        let obstacle = self.obstacle(world, order);
-        if obstacle.is_none() && world.order_event(order, OrderEvent::Revived) {
-            return world.payment_event(payment, Event::Applied);
-        }
-        world.ledger_refused = true;
-        world.order_event(order, OrderEvent::NotRevived);
-        let reason = match obstacle {
-            Some(Reason::OtherLive) => RefundReason::OtherLive,
+    fn record_revival(&self, world: &mut World, order: usize, Revive { payment, closing_seq }: Revive) {
+        let obstacle = self.obstacle(world, order).map(|reason| match reason {
+            Reason::OtherLive => RefundReason::OtherLive,
             _ => RefundReason::NoUnitLeft,
-        };
-        world.payment_event(payment, Event::RefundDue(reason));
+        });
+        let version = world.orders[order].expect("what revives was recorded once");
+        let status = world.payments[payment].status;
+        match payment::record_revival(version, closing_seq, status, obstacle) {
+            RevivalRecord::Repeat => {}
+            RevivalRecord::Revived if world.order_event(order, OrderEvent::Revived) => {
+                world.payment_event(payment, Event::Applied);
+            }
+            // Only a mistake asks to revive what cannot be revived.
+            RevivalRecord::Revived => world.ledger_refused = true,
+            RevivalRecord::NotRevived { refund: None } if self.errs(Mistake::DecidedMoneyLooksRecorded) => {}
+            RevivalRecord::NotRevived { refund } => {
+                world.ledger_refused |= obstacle.is_some();
+                world.order_event(order, OrderEvent::NotRevived);
+                if let Some(reason) = refund {
+                    world.payment_event(payment, Event::RefundDue(reason));
+                }
+            }
+        }
     }
 
     /// The ledger's own guards: the counter, and the unique key.
@@ -468,8 +489,9 @@ impl Protocol {
 
     /// Late money looks for a unit: at the gate the closing's release first, then a claim like any other.
     fn revive(&self, mut world: World, order: usize, at: usize) -> Option<World> {
+        let closing_seq = world.orders[order]?.seq;
         if self.errs(Mistake::ReviveWithoutGate) {
-            self.record_revival(&mut world, order, at);
+            self.record_revival(&mut world, order, Revive { payment: at, closing_seq });
             return Some(world);
         }
         let queue_is_drained = world.pending.is_empty() && world.journal.is_empty();
@@ -504,11 +526,12 @@ impl Protocol {
 
     fn revive_by_gate(&self, mut world: World, order: usize, at: usize) -> Option<World> {
         let before = world.clone();
-        let closing = world.releases.iter().position(|release| release.order == order && !release.at_gate);
-        if let Some(closing) = closing.filter(|_| !self.errs(Mistake::ReviveBeforeRelease)) {
+        let undelivered = |world: &World| world.releases.iter().position(|r| r.order == order && !r.at_gate);
+        while let Some(closing) = undelivered(&world).filter(|_| !self.errs(Mistake::ReviveBeforeRelease)) {
             world = self.deliver(world, closing)?;
         }
-        let claim = Claim { order, revives: Some(at), delivered_again: false };
+        let revives = Some(Revive { payment: at, closing_seq: world.orders[order]?.seq });
+        let claim = Claim { order, revives, delivered_again: false };
         let verdict = self.readmit(&world.gate, order);
         match payment::revival(verdict, Finder::Gate) {
             Revival::Claimed if verdict == Verdict::Granted => {
@@ -522,9 +545,20 @@ impl Protocol {
                 }
             }
             Revival::Wait => {}
-            Revival::RefundDue(reason) => world.payment_event(at, Event::RefundDue(reason)),
+            Revival::RefundDue(reason) if !world.heard.contains(&(at, reason)) => {
+                world.heard.push((at, reason));
+                world.heard.sort_unstable();
+            }
+            Revival::RefundDue(_) => {}
         }
         (world != before).then_some(world)
+    }
+
+    /// The worker that heard the gate's refusal writes it down, however much later.
+    fn write_refusal(mut world: World, at: usize) -> World {
+        let (payment, reason) = world.heard[at];
+        world.payment_event(payment, Event::RefundDue(reason));
+        world
     }
 
     fn readmit(&self, gate: &Gate, order: usize) -> Verdict {
@@ -677,6 +711,7 @@ impl Protocol {
         for capture in 0..self.captures.len() {
             actions.extend((0..self.events_per_capture).map(|event| Action::Tell { capture, event }));
         }
+        actions.extend((0..world.heard.len()).map(Action::WriteRefusal));
         for at in 0..world.payments.len() {
             actions.extend([Action::Settle(at), Action::StartRefund(at)]);
             actions.extend([Action::CallRefund(at), Action::NoteRefund(at)]);
@@ -705,6 +740,7 @@ impl Protocol {
             Action::Deliver(release) => self.deliver(world, release),
             Action::Tell { capture, event } => self.tell(world, capture, event),
             Action::Settle(payment) => self.settle(world, payment),
+            Action::WriteRefusal(at) => Some(Self::write_refusal(world, at)),
             Action::Deadline { order, provider_answers } => self.deadline(world, order, provider_answers),
             Action::StartRefund(payment) => Self::start_refund(world, payment),
             Action::CallRefund(payment) => self.call_refund(world, payment),
@@ -761,6 +797,7 @@ fn progress(world: &World) -> usize {
         + usize::from(world.sale_is_over)
         + (usize::from(world.redeliveries) * 2 - again)
         + seqs
+        + world.heard.len()
         + world.pending.len() * 11
         + world.journal.iter().map(claim).sum::<usize>()
         + world.payments.iter().map(payment).sum::<usize>()
@@ -777,6 +814,7 @@ impl Model for Protocol {
             gate: self.empty_gate(),
             pending: Vec::new(),
             journal: Vec::new(),
+            heard: Vec::new(),
             orders: vec![None; self.buyers.len()],
             payments: Vec::new(),
             releases: Vec::new(),

@@ -31,6 +31,7 @@ pub const CRASH_KEPT_CLAIM: &str = "a crash leaves a granted claim in the journa
 pub const CLOSED_PAYMENT_CAPTURED: &str = "a payment that was closed is captured all the same";
 pub const BY_THE_LEDGER: &str = "late money after the sale is given its unit by the ledger";
 pub const AFTER_THE_SALE: &str = "late money after the sale finds no unit";
+pub const REFUSED_IN_VAIN: &str = "a unit comes back while a worker writes down that there is none";
 pub const REFUND_RETRIED: &str = "a refund that was refused is done in the end";
 
 pub fn all() -> Vec<Property<Protocol>> {
@@ -180,6 +181,10 @@ fn witnesses() -> Vec<Property<Protocol>> {
                 && world.releases.iter().any(|release| revived(release.order) && !release.at_gate)
         }),
         Property::sometimes(AFTER_THE_SALE, |_, world: &World| gone_back(world, RefundReason::SaleEnded)),
+        Property::sometimes(REFUSED_IN_VAIN, |_, world: &World| {
+            let decided = |p: usize| world.payments[p].status.state > payment::State::Captured;
+            world.outstanding().any(|claim| claim.revives.is_some_and(|revive| decided(revive.payment)))
+        }),
         Property::sometimes(REFUND_RETRIED, |_, world: &World| {
             world.refund_refusals > 0
                 && world.payments.iter().any(|p| p.status.state == payment::State::Refunded)
