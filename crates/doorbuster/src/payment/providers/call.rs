@@ -268,6 +268,11 @@ pub(super) fn sound_ref(id: &str) -> Result<&str, CallError> {
     Ok(id)
 }
 
+/// The text, cut after `most` bytes, between characters.
+pub(super) fn cut_bytes(text: &str, most: usize) -> &str {
+    text.get(..text.floor_char_boundary(most)).unwrap_or_default()
+}
+
 /// The text, cut after `most` characters.
 pub(super) fn cut(text: &str, most: usize) -> String {
     text.chars().take(most).collect()

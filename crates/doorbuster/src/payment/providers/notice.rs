@@ -11,7 +11,7 @@ use rules::time::UnixMs;
 pub const NOTIFICATION_BYTES_MAX: usize = 64 * 1_024;
 
 /// How old, or how far ahead of our clock, a signature may be, in milliseconds. What Stripe's and WeChat's documents name.
-pub const TOLERANCE_MS: i64 = 300_000;
+pub const TOLERANCE_MS: u64 = 300_000;
 
 /// The longest id or reference that is taken over from a provider, in bytes.
 const REFERENCE_BYTES_MAX: usize = 128;
@@ -222,7 +222,7 @@ pub(super) fn seconds(text: &str) -> Option<UnixMs> {
 pub(super) fn fresh(signed_at: UnixMs, now: UnixMs) -> Result<(), Refusal> {
     const SENTENCE: &str = "the notification was signed more than 300 s before or after now; \
                             if it is genuine, the clock of this machine is wrong";
-    if now.0.saturating_sub(signed_at.0).abs() > TOLERANCE_MS {
+    if now.0.abs_diff(signed_at.0) > TOLERANCE_MS {
         return Err(Refusal::new(RefusalCode::Stale, SENTENCE));
     }
     Ok(())

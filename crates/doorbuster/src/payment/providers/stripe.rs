@@ -183,7 +183,7 @@ impl Stripe {
 
     pub(super) fn ask(&self, payment: &PaymentRef) -> Result<Request, CallError> {
         let session = session_of(payment)?;
-        self.get(&format!("/v1/checkout/sessions/{session}?expand[]=payment_intent.latest_charge"))
+        self.get(&format!("/v1/checkout/sessions/{session}?expand[0]=payment_intent.latest_charge"))
     }
 
     pub(super) fn read_ask(&self, answer: &Answer, now: UnixMs) -> Result<Asked, CallError> {

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::call::{
     Answer, Asked, CallError, Closing, Device, PayAt, PaymentRef, RefundPayment, RefundRef, RefundState,
-    Refunding, Request, Stamp, Start, StartPayment, Started, beijing, cut, sound_id,
+    Refunding, Request, Stamp, Start, StartPayment, Started, beijing, cut, cut_bytes, sound_id,
 };
 use super::keys::{Certificate, SigningKey, VerifyingKey, canonical_serial};
 use super::notice::{
@@ -39,9 +39,9 @@ const SEAL_KEY_BYTES: usize = 32;
 /// The most platform keys: the current one and those it replaces.
 const PLATFORM_KEYS_MAX: usize = 8;
 
-/// WeChat takes so many bytes of a description and of a reason; counted in characters of at most 3 bytes.
-const DESCRIPTION_CHARS_MAX: usize = 42;
-const REASON_CHARS_MAX: usize = 26;
+/// WeChat takes so much of a description and of a reason, in bytes.
+const DESCRIPTION_BYTES_MAX: usize = 127;
+const REASON_BYTES_MAX: usize = 80;
 
 const ORDERS: &str = "/v3/pay/transactions";
 const REFUNDS: &str = "/v3/refund/domestic/refunds";
@@ -214,7 +214,7 @@ impl Wechat {
         let mut content = json!({
             "appid": self.appid,
             "mchid": self.mchid,
-            "description": cut(&payment.title, DESCRIPTION_CHARS_MAX),
+            "description": cut_bytes(&payment.title, DESCRIPTION_BYTES_MAX),
             "out_trade_no": sound_id(&payment.payment_id)?,
             "time_expire": beijing(payment.pay_by),
             "notify_url": payment.notify_url,
@@ -287,7 +287,7 @@ impl Wechat {
         let content = json!({
             "transaction_id": refund.capture_id,
             "out_refund_no": sound_id(&refund.refund_id)?,
-            "reason": cut(&refund.reason, REASON_CHARS_MAX),
+            "reason": cut_bytes(&refund.reason, REASON_BYTES_MAX),
             "notify_url": refund.notify_url,
             "amount": {
                 "refund": self.to_fen(refund.amount)?,
@@ -352,7 +352,8 @@ impl Wechat {
         Ok(Request { method, url: format!("{}{path}", self.url), headers, body: body.into() })
     }
 
-    fn authorization(
+    /// By itself, so that it can be compared with the SDK's for the same bytes.
+    pub(super) fn authorization(
         &self,
         method: &str,
         path: &str,
