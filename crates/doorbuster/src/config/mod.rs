@@ -128,9 +128,10 @@ pub struct ChallengeSettings {
 #[serde(deny_unknown_fields)]
 pub struct PaymentSettings {
     pub sandbox: bool,
-    pub stripe: StripeSettings,
-    pub alipay: AlipaySettings,
-    pub wechat: WechatSettings,
+    // Boxed: settings are moved through the start of the process, and these are large and mostly empty.
+    pub stripe: Box<StripeSettings>,
+    pub alipay: Box<AlipaySettings>,
+    pub wechat: Box<WechatSettings>,
 }
 
 /// Off when neither key nor secrets are set.

@@ -258,7 +258,7 @@ impl Stripe {
         let code = error.code.or(error.kind).unwrap_or_else(|| answer.status.to_string());
         let message = error.message.unwrap_or_default();
         match answer.status {
-            400 | 401 | 402 | 403 | 404 => Err(CallError::Refused { code, message }),
+            400..=404 => Err(CallError::Refused { code, message }),
             // 409: the same request is still under way.
             409 | 429 | 500..=599 => Err(CallError::TryAgain { code, message }),
             _ => Err(UNREADABLE),

@@ -886,13 +886,14 @@ fn what_a_provider_could_not_take_is_not_sent() {
     };
     for provider in ["stripe", "alipay", "wechat"] {
         assert!(start(provider, |_| ()).is_ok());
-        for change in [
-            (|it| it.payment_id = "short".into()) as fn(&mut StartPayment),
+        let changes: [fn(&mut StartPayment); 5] = [
+            |it| it.payment_id = "short".into(),
             |it| it.payment_id = "a".repeat(33),
             |it| it.payment_id = "../../../refunds".into(),
             |it| it.amount.amount = 0,
             |it| it.amount.amount = -1,
-        ] {
+        ];
+        for change in changes {
             assert!(matches!(start(provider, change), Err(CallError::Impossible(_))), "{provider}");
         }
     }
