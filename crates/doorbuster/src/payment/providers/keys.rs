@@ -13,7 +13,7 @@ use webpki::EndEntityCert;
 
 const PEM_START: &str = "-----BEGIN ";
 
-/// The shortest RSA key: 2048 bits, in bytes. Shorter ones can be broken.
+/// The shortest RSA key of a provider: 2048 bits, in bytes. Shorter ones can be broken.
 const SHORTEST_MODULUS_BYTES: usize = 256;
 
 /// A public key of a provider.
@@ -72,17 +72,17 @@ pub(super) struct SigningKey(RsaKeyPair);
 impl SigningKey {
     /// Reads PEM (PKCS#8 or PKCS#1), or the bare base64 of either, as Alipay's tool writes it.
     pub fn read(text: &str) -> Option<Self> {
-        let key = if text.contains(PEM_START) {
+        // The library itself refuses private keys below 2048 bits.
+        if text.contains(PEM_START) {
             match PrivateKeyDer::from_pem_slice(text.as_bytes()).ok()? {
-                PrivateKeyDer::Pkcs8(key) => RsaKeyPair::from_pkcs8(key.secret_pkcs8_der()).ok()?,
-                PrivateKeyDer::Pkcs1(key) => RsaKeyPair::from_der(key.secret_pkcs1_der()).ok()?,
-                _ => return None,
+                PrivateKeyDer::Pkcs8(key) => RsaKeyPair::from_pkcs8(key.secret_pkcs8_der()).ok().map(Self),
+                PrivateKeyDer::Pkcs1(key) => RsaKeyPair::from_der(key.secret_pkcs1_der()).ok().map(Self),
+                _ => None,
             }
         } else {
             let der = bare(text)?;
-            RsaKeyPair::from_pkcs8(&der).or_else(|_| RsaKeyPair::from_der(&der)).ok()?
-        };
-        (key.public_modulus_len() >= SHORTEST_MODULUS_BYTES).then_some(Self(key))
+            RsaKeyPair::from_pkcs8(&der).or_else(|_| RsaKeyPair::from_der(&der)).ok().map(Self)
+        }
     }
 
     /// The signature over the message, in base64; `None` only if the library fails.

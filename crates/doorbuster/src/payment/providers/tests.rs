@@ -22,6 +22,7 @@ struct Vectors {
     refund_id: String,
     settings: Value,
     alipay_app_public_key: String,
+    short_public_key: String,
     notifications: Vec<Notification>,
     requests: Vec<Recorded>,
     answers: Vec<Answered>,
@@ -450,10 +451,7 @@ fn a_provider_of_which_nothing_is_set_is_off() {
 #[test]
 fn each_wrong_setting_is_named() {
     let key = |text: &str| Some(secrecy::SecretString::from(text));
-    let short = "-----BEGIN RSA PRIVATE KEY-----\nMIIBOgIBAAJBAKj34GkxFhD90vcNLYLInFEX6Ppy1tPf9Cnzj4p4WGeKLs1Pt8Qu\n\
-        KUpRKfFLfRYC9AIKjbJTWit+CqvjWYzvQwECAwEAAQJAIJLixBy2qpFoS4DSmoEm\no3qGy0t6z09AIJtH+5OeRV1be+N4cDYJKffGzDa88vQENZiRm0GRq6a+HPGQMd2k\n\
-        TQIhAKMSvzIBnni7ot/OSie2TmJLY4SwTQAevXysE2RbFDYdAiEBCUEaRQnMnbp7\n9mxDXDf6AU0cN/RPBjb9qSHDcWZHGzUCIG2Es59z8ugGrDY+pxLQnwfotadxd+Uy\n\
-        v/Ow5T0q5gIJAiEAyS4RaI9YG8EWx/2w0T67ZUVAw8eOMB6BIUg0Xcu+3okCIBOs\n/5OiPgoTdSy7bcF9IGpSE8ZgGKzgYQVZeN97YE00\n-----END RSA PRIVATE KEY-----";
+    let short = include_str!("../../../tests/vectors/payments/keys/test-only-too-short.pem");
     type Change = Box<dyn FnOnce(&mut PaymentSettings)>;
     let cases: Vec<(&str, Change)> = vec![
         ("payment.stripe.secret_key", Box::new(|it| it.stripe.secret_key = None)),
@@ -473,6 +471,10 @@ fn each_wrong_setting_is_named() {
         ("payment.alipay.private_key", Box::new(|it| it.alipay.private_key = None)),
         ("payment.alipay.private_key", Box::new(move |it| it.alipay.private_key = key("bm9uc2Vuc2U="))),
         ("payment.alipay.private_key", Box::new(move |it| it.alipay.private_key = key(short))),
+        (
+            "payment.alipay.public_key",
+            Box::new(|it| it.alipay.public_key = Some(VECTORS.short_public_key.clone())),
+        ),
         (
             "payment.alipay.public_key",
             Box::new(|it| it.alipay.public_key = Some("-----BEGIN PUBLIC KEY-----".into())),

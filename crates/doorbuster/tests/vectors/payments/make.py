@@ -67,11 +67,11 @@ NONCE = "0123456789abcdef0123456789abcdef"
 
 def make_keys():
     KEYS.mkdir(exist_ok=True)
-    names = ["alipay-app", "alipay-platform", "wechat-merchant", "wechat-public-key", "stranger"]
+    names = ["alipay-app", "alipay-platform", "wechat-merchant", "wechat-public-key", "stranger", "too-short"]
     for name in names + [f"wechat-platform-{which}" for which in WECHAT_PLATFORM]:
         path = KEYS / f"test-only-{name}.pem"
         if not path.exists():
-            key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+            key = rsa.generate_private_key(public_exponent=65537, key_size=1024 if name == "too-short" else 2048)
             path.write_bytes(private_pem(key))
     for which, serial in WECHAT_PLATFORM.items():
         path = KEYS / f"test-only-wechat-platform-{which}-certificate.pem"
@@ -788,6 +788,7 @@ def main():
         "refund_id": REFUND,
         "settings": settings,
         "alipay_app_public_key": public_pem("alipay-app"),
+        "short_public_key": public_pem("too-short"),
         "notifications": stripe_vectors() + alipay_vectors() + wechat_vectors(),
         "requests": [*stripe_requests(), *alipay_requests(), *wechat_requests()],
         "answers": list(answers()),
