@@ -1,6 +1,6 @@
 //! The real providers: what they send us, verified and put into our words, and what we send them, as values.
 //! Owns the choice between them. Does not know orders, the ledger or our HTTP; time and nonces are handed in, so all of
-//! it but [`send`] is pure. The requests follow the providers' documents and have not been tried with the providers.
+//! it but `send` is pure. The requests follow the providers' documents and have not been tried with the providers.
 
 use std::net::IpAddr;
 
