@@ -18,6 +18,9 @@ pub mod queue;
 /// The only truth, and the clerk who writes it.
 pub mod ledger;
 
+/// Money: the providers that take it.
+pub mod payment;
+
 /// What the world is told.
 pub mod outbox;
 

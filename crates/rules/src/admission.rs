@@ -96,6 +96,27 @@ pub fn admit(known: Known, door: Door, free: u32, quantity: u32, room: impl FnOn
     }
 }
 
+/// Whether late money finds units again (`kind = revive`): a claim like any other, except that neither the window nor
+/// a pause nor its own spent pass stands in its way.
+///
+/// `live` is the live order, and its quantity, that the gate knows of the same buyer and offer. It is asked for after
+/// the release of the order's closing has reached the gate: a gate that still counts the closed order as live would
+/// take the revival for a repeat, and then give its units away when that release arrives.
+pub fn readmit(
+    order: OrderId,
+    live: Option<(OrderId, u32)>,
+    free: u32,
+    quantity: u32,
+    room: impl FnOnce() -> bool,
+) -> Verdict {
+    let known = match live {
+        None => Known::Nothing,
+        Some((same, quantity)) if same == order => Known::SameLive { quantity },
+        Some((other, _)) => Known::OtherLive { order: other },
+    };
+    admit(known, Door::Open, free, quantity, room)
+}
+
 /// A gate without threads, for tests: the plainest thing that keeps the promises.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
@@ -218,6 +239,18 @@ mod tests {
         let verdict =
             admit(Known::Nothing, Door::Open, 0, 1, || panic!("no room may be reserved for a refusal"));
         assert_eq!(verdict, Verdict::SoldOut);
+    }
+
+    #[test]
+    fn a_revival_needs_units_and_no_other_live_order_and_nothing_else() {
+        let judge = |live, free, room| readmit(OrderId(1), live, free, 2, || room);
+        let other = Some((OrderId(9), 1));
+        assert_eq!(judge(None, 2, true), Verdict::Granted);
+        assert_eq!(judge(Some((OrderId(1), 2)), 0, false), Verdict::Repeat);
+        assert_eq!(judge(other, 2, true), Verdict::AlreadyOrdered { order: OrderId(9) });
+        assert_eq!(judge(None, 0, true), Verdict::SoldOut);
+        assert_eq!(judge(None, 1, true), Verdict::NotEnough { available: 1 });
+        assert_eq!(judge(None, 2, false), Verdict::Busy);
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::buyer::BuyerId;
 use crate::id::{OfferId, OrderId};
+use crate::order;
+use crate::payment;
 
 /// An offer's books at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,14 @@ pub struct LiveOrder {
     pub buyer: BuyerId,
 }
 
+/// An order and its money as the invariants see them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrderMoney {
+    pub order: OrderId,
+    pub state: order::State,
+    pub payments: Vec<payment::Status>,
+}
+
 /// A promise that does not hold, with its evidence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
@@ -43,6 +53,8 @@ pub enum Violation {
     Units { offer: OfferId, sum: u64, stock: u32 },
     #[error("one live order: a buyer of offer {offer} has both {first} and {second}")]
     OneLiveOrder { offer: OfferId, first: OrderId, second: OrderId },
+    #[error("money: order {order} is {}, and {found} of its payments fit that instead of {due}", .state.as_str())]
+    Money { order: OrderId, state: order::State, found: usize, due: usize },
 }
 
 /// Promises 1 and 2 for an offer at a quiet moment.
@@ -74,6 +86,29 @@ pub fn check_one_live_order(orders: &[LiveOrder]) -> Vec<Violation> {
         }
     }
     violations
+}
+
+/// Promise 6 for one order: a paid order has exactly one applied payment, a refund of it exactly one that is as far,
+/// and an order that was never paid has none.
+#[must_use]
+pub fn check_money(money: &OrderMoney) -> Option<Violation> {
+    use payment::State::{Applied, RefundDue, RefundFailed, Refunded, Refunding};
+    let OrderMoney { order, state, payments } = money;
+    let fitting: &[payment::State] = match state {
+        order::State::Queued
+        | order::State::AwaitingPayment
+        | order::State::Closed
+        | order::State::Refused => &[],
+        order::State::Paid => &[Applied],
+        order::State::Refunding => &[RefundDue, Refunding],
+        order::State::Refunded => &[Refunded],
+        order::State::RefundFailed => &[RefundFailed],
+    };
+    let its_own = || payments.iter().filter(|payment| payment.is_the_orders());
+    let found = its_own().filter(|payment| fitting.contains(&payment.state)).count();
+    let due = usize::from(!fitting.is_empty());
+    let clean = found == due && its_own().count() == due;
+    (!clean).then_some(Violation::Money { order: *order, state: *state, found, due })
 }
 
 #[cfg(test)]
@@ -111,5 +146,40 @@ mod tests {
         let live = |order| LiveOrder { order: OrderId(order), offer: OfferId(1), buyer: buyer.clone() };
         assert_eq!(check_one_live_order(&[live(1)]), []);
         assert_eq!(check_one_live_order(&[live(1), live(2)]).len(), 1);
+    }
+
+    #[test]
+    fn money_fits_its_order() {
+        use payment::{RefundReason, State, Status};
+        let applied = Status { state: State::Applied, reason: None };
+        let requested = |state| Status { state, reason: Some(RefundReason::Requested) };
+        let late = Status { state: State::Refunded, reason: Some(RefundReason::NoUnitLeft) };
+        let check = |state, payments: &[Status]| {
+            check_money(&OrderMoney { order: OrderId(1), state, payments: payments.to_vec() })
+        };
+        let clean: [(order::State, &[Status]); 7] = [
+            (order::State::AwaitingPayment, &[Status::STARTED, late]),
+            (order::State::Paid, &[late, applied, Status::CAPTURED]),
+            (order::State::Refunding, &[requested(State::RefundDue)]),
+            (order::State::Refunding, &[requested(State::Refunding)]),
+            (order::State::Refunded, &[requested(State::Refunded), late]),
+            (order::State::RefundFailed, &[requested(State::RefundFailed)]),
+            (order::State::Closed, &[late]),
+        ];
+        for (state, payments) in clean {
+            assert_eq!(check(state, payments), None);
+        }
+        let wrong: [(order::State, &[Status]); 7] = [
+            (order::State::Paid, &[]),
+            (order::State::Paid, &[late]),
+            (order::State::Paid, &[applied, applied]),
+            (order::State::Paid, &[applied, requested(State::Refunded)]),
+            (order::State::AwaitingPayment, &[applied]),
+            (order::State::Closed, &[requested(State::Refunded)]),
+            (order::State::Refunded, &[requested(State::RefundFailed)]),
+        ];
+        for (state, payments) in wrong {
+            assert!(check(state, payments).is_some(), "{state:?} {payments:?}");
+        }
     }
 }

@@ -28,6 +28,15 @@ pub mod admission;
 /// The life of an order.
 pub mod order;
 
+/// The life of a payment, and what a capture means for its order.
+pub mod payment;
+
+/// When an unpaid order closes.
+pub mod deadline;
+
+/// Marks against buyers who win and do not pay.
+pub mod strike;
+
 /// The promises as checks.
 pub mod invariant;
 

@@ -1,4 +1,5 @@
 //! The life of an order as one pure function. The writer, the auditor, the simulator and the tests all use it.
+//! It knows neither times nor money: `deadline` says when an order times out, `payment` what a capture does to it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -118,6 +119,9 @@ pub enum Event {
     PaymentApplied,
     /// Late money was applied after a claim found a unit again.
     Revived,
+    /// A claim for late money was granted by the gate and then refused by the ledger. The order stays as it is; the
+    /// event exists so that the claim's units go back under a number of their own.
+    NotRevived,
     /// `pay_by` passed without money.
     TimedOut,
     /// The buyer gave it back.
@@ -133,17 +137,66 @@ pub enum Event {
 
 impl Event {
     /// One of each kind; for the refusal one reason stands for all.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Recorded,
         Self::Refused(Reason::NoStock),
         Self::PaymentApplied,
         Self::Revived,
+        Self::NotRevived,
         Self::TimedOut,
         Self::Cancelled,
         Self::RefundStarted,
         Self::RefundDone,
         Self::RefundFailed,
     ];
+
+    /// The event's name for its receivers. Stable.
+    #[must_use]
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Self::Recorded => "order.recorded",
+            Self::Refused(_) => "order.refused",
+            Self::PaymentApplied => "order.paid",
+            Self::Revived => "order.revived",
+            Self::NotRevived => "order.not_revived",
+            Self::TimedOut | Self::Cancelled => "order.closed",
+            Self::RefundStarted => "order.refunding",
+            Self::RefundDone => "order.refunded",
+            Self::RefundFailed => "order.refund_failed",
+        }
+    }
+
+    /// What the event does to the offer's units, in the transaction that writes it.
+    #[must_use]
+    pub const fn units(self) -> Units {
+        match self {
+            Self::Recorded | Self::Revived => Units::Taken,
+            Self::Refused(_) | Self::NotRevived => Units::ClaimReturned,
+            Self::TimedOut | Self::Cancelled | Self::RefundDone => Units::Released,
+            Self::PaymentApplied | Self::RefundStarted | Self::RefundFailed => Units::Unmoved,
+        }
+    }
+}
+
+/// What an event does to units: in the ledger's counter of live units, and at the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Units {
+    /// Nothing.
+    Unmoved,
+    /// The ledger counts them as live from now on. The gate gave them away when it granted the claim.
+    Taken,
+    /// The ledger no longer counts them, and the gate gets them back.
+    Released,
+    /// The ledger never counted them; the gate gets back what it granted.
+    ClaimReturned,
+}
+
+impl Units {
+    /// Whether the gate gets units back, once per (order id, seq of the event).
+    #[must_use]
+    pub const fn return_to_gate(self) -> bool {
+        matches!(self, Self::Released | Self::ClaimReturned)
+    }
 }
 
 /// An order as the state machine sees it.
@@ -158,6 +211,23 @@ pub struct Status {
 impl Status {
     /// A claim that is durable in the queue.
     pub const QUEUED: Self = Self { state: State::Queued, reason: None, holds_units: true };
+}
+
+/// An order and how many facts there are about it. Every fact raises `seq` by one, so receivers see gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Version {
+    pub status: Status,
+    pub seq: u32,
+}
+
+impl Version {
+    /// The claim is the order's first fact; the ledger's word will be its second.
+    pub const QUEUED: Self = Self { status: Status::QUEUED, seq: 1 };
+
+    /// [`next`], numbered. The event and the new version carry the same `seq`.
+    pub fn next(self, event: Event) -> Result<Self, IllegalTransition> {
+        Ok(Self { status: next(self.status, event)?, seq: self.seq.saturating_add(1) })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -181,6 +251,7 @@ pub fn next(status: Status, event: Event) -> Result<Status, IllegalTransition> {
         (State::AwaitingPayment, Event::Cancelled) => ended(State::Closed, Reason::Cancelled),
 
         (State::Closed, Event::Revived) if status.reason == Some(Reason::Timeout) => held(State::Paid),
+        (State::Closed, Event::NotRevived) if status.reason == Some(Reason::Timeout) => Ok(status),
 
         (State::Paid | State::RefundFailed, Event::RefundStarted) => {
             Ok(Status { state: State::Refunding, ..status })
@@ -229,27 +300,29 @@ mod tests {
                     if let Ok(after) = next(status, event) {
                         let reason = after.reason.map_or("", Reason::as_str);
                         table.push_str(&format!(
-                            "{}({}) + {event:?} -> {}({reason}) holds={}\n",
+                            "{}({}) + {event:?} -> {}({reason}) holds={} {:?}\n",
                             state.as_str(),
                             status.reason.map_or("", Reason::as_str),
                             after.state.as_str(),
                             after.holds_units,
+                            event.units(),
                         ));
                     }
                 }
             }
         }
         let expected = "\
-queued() + Recorded -> awaiting_payment() holds=true
-queued() + Refused(NoStock) -> refused(no_stock) holds=false
-awaiting_payment() + PaymentApplied -> paid() holds=true
-awaiting_payment() + TimedOut -> closed(timeout) holds=false
-awaiting_payment() + Cancelled -> closed(cancelled) holds=false
-paid() + RefundStarted -> refunding() holds=true
-closed(timeout) + Revived -> paid() holds=true
-refunding() + RefundDone -> refunded() holds=false
-refunding() + RefundFailed -> refund_failed() holds=true
-refund_failed() + RefundStarted -> refunding() holds=true
+queued() + Recorded -> awaiting_payment() holds=true Taken
+queued() + Refused(NoStock) -> refused(no_stock) holds=false ClaimReturned
+awaiting_payment() + PaymentApplied -> paid() holds=true Unmoved
+awaiting_payment() + TimedOut -> closed(timeout) holds=false Released
+awaiting_payment() + Cancelled -> closed(cancelled) holds=false Released
+paid() + RefundStarted -> refunding() holds=true Unmoved
+closed(timeout) + Revived -> paid() holds=true Taken
+closed(timeout) + NotRevived -> closed(timeout) holds=false ClaimReturned
+refunding() + RefundDone -> refunded() holds=false Released
+refunding() + RefundFailed -> refund_failed() holds=true Unmoved
+refund_failed() + RefundStarted -> refunding() holds=true Unmoved
 ";
         assert_eq!(table, expected);
     }
@@ -280,6 +353,22 @@ refund_failed() + RefundStarted -> refunding() holds=true
                 let over = matches!(after.state, State::Closed | State::Refused | State::Refunded);
                 prop_assert_eq!(after.holds_units, !over);
                 status = after;
+            }
+        }
+
+        #[test]
+        fn units_are_taken_and_released_in_turn(events in prop::collection::vec(0..Event::ALL.len(), 0..40)) {
+            let (mut version, mut counted) = (Version::QUEUED, 0);
+            for event in events.into_iter().map(|event| Event::ALL[event]) {
+                let Ok(after) = version.next(event) else { continue };
+                prop_assert_eq!(after.seq, version.seq + 1);
+                match event.units() {
+                    Units::Taken => counted += 1,
+                    Units::Released => counted -= 1,
+                    Units::Unmoved | Units::ClaimReturned => {}
+                }
+                prop_assert_eq!(counted, i32::from(after.status.holds_units));
+                version = after;
             }
         }
 

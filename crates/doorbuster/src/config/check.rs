@@ -12,6 +12,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::{Settings, TelemetrySettings};
 use crate::edge::limits::ClientIp;
+use crate::payment::providers::Providers;
 
 /// Something that must be changed before the product may start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +57,7 @@ impl Settings {
         self.check_roles(&mut problems);
         self.check_ranges(&mut problems);
         self.check_relations(&mut problems);
+        self.check_payment(&mut problems);
         self.telemetry.check(&mut problems);
         if problems.0.is_empty() { Ok(self.warnings()) } else { Err(problems.0) }
     }
@@ -159,6 +161,13 @@ impl Settings {
                     missing.join(", ")
                 ),
             );
+        }
+    }
+
+    /// Reading the keys is the check: what cannot be read here could not verify anything later.
+    fn check_payment(&self, problems: &mut Problems) {
+        if let Err(found) = Providers::new(&self.payment) {
+            problems.0.extend(found);
         }
     }
 
@@ -407,6 +416,11 @@ mod tests {
             ("limits.per_buyer_burst=1", "limits.per_buyer_burst: ", "at least the rate"),
             ("pass.ttl_s=5", "pass.ttl_s: ", "between 10 and 86400 seconds"),
             ("queue.capacity=100", "queue.batch: ", "queue.capacity"),
+            (
+                "payment.stripe.webhook_secrets=whsec_0123456789abcdef0123456789",
+                "payment.stripe.secret_key: ",
+                "missing",
+            ),
             ("telemetry.log_format=xml", "telemetry.log_format: ", "json"),
             ("telemetry.log_filter=info,=,", "telemetry.log_filter: ", "cannot be read"),
             ("telemetry.otlp_endpoint=collector:4317", "telemetry.otlp_endpoint: ", "http://"),

@@ -128,6 +128,54 @@ pub struct ChallengeSettings {
 #[serde(deny_unknown_fields)]
 pub struct PaymentSettings {
     pub sandbox: bool,
+    // Boxed: settings are moved through the start of the process, and these are large and mostly empty.
+    pub stripe: Box<StripeSettings>,
+    pub alipay: Box<AlipaySettings>,
+    pub wechat: Box<WechatSettings>,
+}
+
+/// Off when neither key nor secrets are set.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct StripeSettings {
+    #[serde(with = "secret")]
+    pub secret_key: Option<SecretString>,
+    #[serde(with = "secrets")]
+    pub webhook_secrets: Vec<SecretString>,
+    pub url: String,
+}
+
+/// Off when nothing but `url` is set.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AlipaySettings {
+    #[serde(with = "unset_when_empty")]
+    pub app_id: Option<String>,
+    #[serde(with = "unset_when_empty")]
+    pub seller_id: Option<String>,
+    #[serde(with = "secret")]
+    pub private_key: Option<SecretString>,
+    #[serde(with = "unset_when_empty")]
+    pub public_key: Option<String>,
+    pub url: String,
+}
+
+/// Off when nothing but `url` is set.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct WechatSettings {
+    #[serde(with = "unset_when_empty")]
+    pub mchid: Option<String>,
+    #[serde(with = "unset_when_empty")]
+    pub appid: Option<String>,
+    #[serde(with = "unset_when_empty")]
+    pub certificate_serial: Option<String>,
+    #[serde(with = "secret")]
+    pub private_key: Option<SecretString>,
+    #[serde(with = "secret")]
+    pub api_v3_key: Option<SecretString>,
+    pub platform_keys: Vec<String>,
+    pub url: String,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -261,6 +309,19 @@ mod secret {
     }
 }
 
+mod secrets {
+    use secrecy::SecretString;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SecretString>, D::Error> {
+        Ok(Vec::<String>::deserialize(deserializer)?.into_iter().map(SecretString::from).collect())
+    }
+
+    pub fn serialize<S: Serializer>(secrets: &[SecretString], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(secrets.iter().map(|_| "(set)"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -337,7 +398,17 @@ mod tests {
     #[test]
     fn no_secret_and_no_password_is_ever_shown() {
         const PLANTED: &str = "planted-secret-planted-secret-planted";
-        let keys = ["admin_key", "auth.hs256_secret", "pass.secret", "pass.previous_secret"];
+        let keys = [
+            "admin_key",
+            "auth.hs256_secret",
+            "pass.secret",
+            "pass.previous_secret",
+            "payment.stripe.secret_key",
+            "payment.stripe.webhook_secrets",
+            "payment.alipay.private_key",
+            "payment.wechat.private_key",
+            "payment.wechat.api_v3_key",
+        ];
         let mut overrides: Vec<String> = keys.iter().map(|key| format!("{key}={PLANTED}")).collect();
         overrides.push(format!("ledger=postgres://shop:{PLANTED}@db/shop"));
         overrides.push(format!("gate=redis://:{PLANTED}@cache:6379"));
