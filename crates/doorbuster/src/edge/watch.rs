@@ -1,5 +1,5 @@
 //! What the watchman knows of a connection: what it is doing, and since when. Who looks at it and what is too long is
-//! the [server](super::server)'s business.
+//! the server's business.
 
 use std::pin::Pin;
 use std::sync::Arc;
