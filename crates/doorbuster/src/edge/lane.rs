@@ -267,7 +267,7 @@ fn arrived(bytes: &[u8]) -> Arrived<'_> {
     let came = bytes.get(head..).unwrap_or_default();
     let Some(to_come) = told.length.unwrap_or(0).checked_sub(came.len()) else { return Arrived::Unclear };
     match buy::offer_of(path).filter(|_| method == "POST") {
-        Some(offer) if to_come == 0 && told.plain && told.json && told.length.is_some() => {
+        Some(offer) if to_come == 0 && told.plain && told.json == Some(true) && told.length.is_some() => {
             Arrived::Try { offer, body: came }
         }
         _ => Arrived::Other { to_come },
@@ -278,7 +278,7 @@ fn arrived(bytes: &[u8]) -> Arrived<'_> {
 struct Told {
     /// Bytes of the body.
     length: Option<usize>,
-    json: bool,
+    json: Option<bool>,
     /// Nothing is asked for that the lane does not know.
     plain: bool,
 }
@@ -286,7 +286,7 @@ struct Told {
 impl Told {
     /// `None` when the request's end cannot be told from them.
     fn of(headers: &[httparse::Header<'_>]) -> Option<Self> {
-        let mut told = Self { length: None, json: false, plain: true };
+        let mut told = Self { length: None, json: None, plain: true };
         for header in headers {
             let is = |name: &str| header.name.eq_ignore_ascii_case(name);
             match header.name.len() {
@@ -295,7 +295,11 @@ impl Told {
                 10 if is("connection") => {
                     told.plain &= header.value.eq_ignore_ascii_case(b"keep-alive");
                 }
-                12 if is("content-type") => told.json = body::says_json(header.value),
+                12 if is("content-type") => {
+                    // Of two, hyper knows which one counts.
+                    told.plain &= told.json.is_none();
+                    told.json = Some(body::says_json(header.value));
+                }
                 14 if is("content-length") => {
                     let length = digits(header.value).filter(|_| told.length.is_none())?;
                     told.length = Some(length);
@@ -408,6 +412,7 @@ mod tests {
             (format!("{TRY}{JSON}Content-Length: 0\r\nPrefer: wait=2\r\n\r\n"), 0),
             (format!("{TRY}{JSON}\r\n"), 0),
             (format!("{TRY}Content-Length: 2\r\n\r\n{{}}"), 0),
+            (format!("{TRY}Content-Type: text/plain\r\n{JSON}Content-Length: 2\r\n\r\n{{}}"), 0),
             (format!("{TRY}Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{{}}"), 0),
             (format!("{TRY}{JSON}Content-Length: 2\r\nExpect: 100-continue\r\n\r\n{{}}"), 0),
             (format!("{TRY}{JSON}Content-Length: 2\r\nConnection: close\r\n\r\n{{}}"), 0),
