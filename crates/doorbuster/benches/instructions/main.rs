@@ -29,7 +29,7 @@ use clap::Parser;
 use doorbuster::app::{App, Server};
 use doorbuster::clock::Clock;
 use doorbuster::config::Settings;
-use doorbuster::edge::lane::Lane;
+use doorbuster::edge::shortcut::Shortcut;
 use doorbuster::edge::watch::Watch;
 use rules::buyer::BuyerId;
 use rules::id::OfferId;
@@ -61,7 +61,7 @@ enum What {
 
 /// A try on a connection of its own.
 struct Asked {
-    lane: Lane<Socket>,
+    shortcut: Shortcut<Socket>,
     told: Told,
     pass: String,
 }
@@ -119,7 +119,7 @@ fn counted_region<T>(run: impl FnOnce() -> T) -> T {
 /// Lets each connection do what it can without waiting.
 fn begin(asked: &mut [Asked]) {
     for asked in asked {
-        assert!(asked.poll(&mut Context::from_waker(Waker::noop())).is_pending(), "a lane keeps its try");
+        assert!(asked.poll(&mut Context::from_waker(Waker::noop())).is_pending(), "a shortcut keeps its try");
     }
 }
 
@@ -128,7 +128,7 @@ async fn finish(asked: &mut [Asked]) {
     for asked in asked {
         poll_fn(|context| {
             let polled = asked.poll(context);
-            assert!(polled.is_pending(), "a lane keeps its try");
+            assert!(polled.is_pending(), "a shortcut keeps its try");
             if asked.told.lock().unwrap().is_empty() { Poll::Pending } else { Poll::Ready(()) }
         })
         .await;
@@ -165,12 +165,12 @@ impl Asked {
         let told = Told::default();
         let socket = Socket { request, told: Arc::clone(&told) };
         let watch = Arc::new(Watch::new(Arc::default()));
-        Self { lane: Lane::new(socket, watch, Arc::clone(app), Arc::default(), true), told, pass }
+        Self { shortcut: Shortcut::new(socket, watch, Arc::clone(app), Arc::default(), true), told, pass }
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         let mut bytes = [MaybeUninit::uninit(); 1_024];
-        Pin::new(&mut self.lane).poll_read(context, &mut ReadBuf::uninit(&mut bytes))
+        Pin::new(&mut self.shortcut).poll_read(context, &mut ReadBuf::uninit(&mut bytes))
     }
 }
 

@@ -147,7 +147,7 @@ pub fn secure(headers: &mut HeaderMap) {
 pub struct Prepared {
     headers: HeaderMap,
     pub status: StatusCode,
-    /// Status, headers and length as the lane sends them.
+    /// Status, headers and length as the shortcut sends them.
     head: Vec<u8>,
     /// Kept for the life of the process: bytes that are counted would be a meeting point of all threads.
     body: &'static [u8],

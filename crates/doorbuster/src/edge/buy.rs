@@ -33,7 +33,7 @@ static SOLD_OUT: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::SoldO
 static ENDED: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::Ended));
 static PAUSED: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::Paused));
 static PASS_INVALID: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::PassInvalid));
-/// Shared with the lane, which says it before anything is read.
+/// Shared with the shortcut, which says it before anything is read.
 pub static BUSY: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::Busy));
 
 #[derive(Deserialize)]

@@ -1,4 +1,4 @@
-//! Answers as the bytes of an HTTP/1.1 message, for the lane. All other answers are written by hyper.
+//! Answers as the bytes of an HTTP/1.1 message, for the shortcut. All other answers are written by hyper.
 
 use std::cell::RefCell;
 use std::io::Write as _;

@@ -10,7 +10,7 @@ pub mod server;
 pub mod watch;
 
 /// Tries that arrive whole, answered at the socket.
-pub mod lane;
+pub mod shortcut;
 
 /// All calls but the try, and the limits they meet.
 pub mod router;

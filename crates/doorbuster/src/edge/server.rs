@@ -1,4 +1,4 @@
-//! Sockets: one thread per core, on each the fast lane and behind it hyper's HTTP/1.
+//! Sockets: one thread per core, on each the shortcut and behind it hyper's HTTP/1.
 //!
 //! Every connection has a deadline that a watchman looks at: a head that does not arrive, an answer that is not read,
 //! a connection nobody uses. So a slow client costs a slot for seconds, and a fast one costs no timer per request.
@@ -24,9 +24,9 @@ use super::accept::{self, Arrivals, NewSocket};
 use super::answer::{self, Body};
 use super::buy;
 use super::buyer::EVENTS_PATH;
-use super::lane::Lane;
 use super::limits::Class;
 use super::router::{self, Routers};
+use super::shortcut::Shortcut;
 use super::watch::{Doing, Watch, WatchedBody};
 use crate::app::App;
 use crate::queue::reply::Postman;
@@ -221,7 +221,7 @@ fn serve_socket(
     http.max_buf_size(limits.header_bytes.max(8_192)).pipeline_flush(true).half_close(false);
     let (app, draining) = (Arc::clone(&shared.app), Arc::clone(&shared.draining));
     let tries = socket.audience != Audience::Operators;
-    let io = TokioIo::new(Lane::new(stream, Arc::clone(&watch), app, draining, tries));
+    let io = TokioIo::new(Shortcut::new(stream, Arc::clone(&watch), app, draining, tries));
     let slot = Arc::new(Slot(Arc::clone(shared)));
     let (peer, audience) = (socket.peer.ip(), socket.audience);
     let (service_local, service_slot) = (Arc::clone(local), Arc::clone(&slot));

@@ -89,8 +89,8 @@ mod push;
 /// Clients who mean no good, over raw sockets.
 mod protection;
 
-/// The fast lane and hyper behind it.
-mod lane;
+/// The shortcut and hyper behind it.
+mod shortcut;
 
 /// The OpenAPI document against the server, by a fuzzer.
 mod schema_fuzz;

@@ -1,11 +1,11 @@
-//! The fast lane. Nearly all requests of a sale's first seconds are tries, and nearly all of those arrive whole, in one
+//! The shortcut. Nearly all requests of a sale's first seconds are tries, and nearly all of those arrive whole, in one
 //! piece, on a connection where nothing else is under way. Such a try is read and answered right at the socket.
 //!
-//! The lane stands between the socket and hyper. It looks at bytes only where a request begins; whatever is not exactly
-//! one plain try goes to hyper as it came, and until hyper has answered it, so does everything behind it. When the lane
-//! can no longer tell where a request begins (pipelining, chunked bodies, upgrades), the rest of the connection is
-//! hyper's. So a request is read by one of the two, never by both, and the lane needs to know no more of HTTP than that.
-//! What a try comes to is decided in [`buy`], for both.
+//! It stands between the socket and hyper, and looks at bytes only where a request begins. Whatever is not exactly one
+//! plain try goes to hyper as it came, and until hyper has answered it, so does everything behind it. When it can no
+//! longer tell where a request begins (pipelining, chunked bodies, upgrades), the rest of the connection is hyper's. So a
+//! request is read by one of the two, never by both, and no more of HTTP than that needs to be known here. What a try
+//! comes to is decided in [`buy`], for both.
 
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
@@ -38,9 +38,9 @@ thread_local! {
     static DESK: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A socket as hyper sees it: without the tries that the lane answers.
+/// A socket as hyper sees it: without the tries that the shortcut answers.
 #[derive(Debug)]
-pub struct Lane<S> {
+pub struct Shortcut<S> {
     socket: S,
     watch: Arc<Watch>,
     app: Arc<App>,
@@ -102,7 +102,7 @@ enum Arrived<'a> {
     Unclear,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> Shortcut<S> {
     /// `tries` tells whether tries may come this way at all.
     #[must_use]
     pub fn new(socket: S, watch: Arc<Watch>, app: Arc<App>, draining: Arc<AtomicBool>, tries: bool) -> Self {
@@ -110,7 +110,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
         Self { socket, watch, app, draining, way, doing: Answering::Nothing }
     }
 
-    /// Takes what came if it is the lane's; `false`: it is hyper's.
+    /// Takes what came if it is the shortcut's; `false`: it is hyper's.
     fn take(&mut self, context: &mut Context<'_>, came: &[u8]) -> std::io::Result<bool> {
         if matches!(self.way, Way::Hyper { to_come: 0 }) && self.watch.get().0 == Doing::Idle {
             self.way = Way::Open;
@@ -279,7 +279,7 @@ struct Told {
     /// Bytes of the body.
     length: Option<usize>,
     json: Option<bool>,
-    /// Nothing is asked for that the lane does not know.
+    /// Nothing is asked for that the shortcut does not know.
     plain: bool,
 }
 
@@ -316,23 +316,23 @@ fn digits(text: &[u8]) -> Option<usize> {
     std::str::from_utf8(text).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Lane<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Shortcut<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
-        let lane = self.get_mut();
+        let shortcut = self.get_mut();
         loop {
-            ready!(lane.poll_answer(context))?;
+            ready!(shortcut.poll_answer(context))?;
             let before = buffer.filled().len();
-            ready!(Pin::new(&mut lane.socket).poll_read(context, buffer))?;
+            ready!(Pin::new(&mut shortcut.socket).poll_read(context, buffer))?;
             let came = buffer.filled().get(before..).unwrap_or_default();
             if came.is_empty() {
                 return Poll::Ready(Ok(()));
             }
-            if !lane.take(context, came)? {
-                lane.watch.bytes_came();
+            if !shortcut.take(context, came)? {
+                shortcut.watch.bytes_came();
                 return Poll::Ready(Ok(()));
             }
             buffer.set_filled(before);
@@ -340,7 +340,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Lane<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lane<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Shortcut<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_end_is_unclear_the_lane_closes() {
+    fn where_the_end_is_unclear_the_shortcut_closes() {
         let many: String = (0..=HEADERS_MAX).map(|number| format!("X-{number}: y\r\n")).collect();
         for bytes in [
             "POST /api/v1/offers/abc/ord".to_owned(),

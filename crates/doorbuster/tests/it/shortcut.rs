@@ -1,4 +1,4 @@
-//! The fast lane and hyper behind it are one server: the same answers, in the order of the requests, however the bytes
+//! The shortcut and hyper behind it are one server: the same answers, in the order of the requests, however the bytes
 //! are cut.
 
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ fn attempt(offer: &str, body: &Value) -> String {
     post(&format!("/api/v1/offers/{offer}/orders"), body.len(), &body)
 }
 
-/// The same request in chunks, which the lane leaves to hyper.
+/// The same request in chunks, which the shortcut leaves to hyper.
 fn in_chunks(offer: &str, body: &Value) -> String {
     let body = body.to_string();
     format!(
