@@ -2,9 +2,19 @@
 
 mod buyers;
 
+mod deadlines;
+
 mod orders;
 
+mod payments;
+
+mod refunds;
+
 mod sales;
+
+mod settling;
+
+mod strikes;
 
 pub use buyers::Answer;
 pub use orders::Remembered;
@@ -27,6 +37,7 @@ use crate::queue::sqlite::{CommitFailure, Sharing, classify_commit, open_reader,
 const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0001_ledger.sql"),
     include_str!("../../../migrations/sqlite/0002_image_copies.sql"),
+    include_str!("../../../migrations/sqlite/0003_money.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.
@@ -200,6 +211,10 @@ mod column {
 
     pub fn id(row: &Row<'_>, index: usize) -> rusqlite::Result<u128> {
         row.get::<_, [u8; 16]>(index).map(u128::from_be_bytes)
+    }
+
+    pub fn id_option(row: &Row<'_>, index: usize) -> rusqlite::Result<Option<u128>> {
+        row.get::<_, Option<[u8; 16]>>(index).map(|id| id.map(u128::from_be_bytes))
     }
 
     pub fn count(row: &Row<'_>, index: usize) -> rusqlite::Result<u32> {
