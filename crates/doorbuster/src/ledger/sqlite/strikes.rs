@@ -15,6 +15,10 @@ use crate::ledger::{KeyedAnswer, LedgerResult, Order};
 const STRIKE_COLUMNS: &str =
     "strikes.strike_no, strikes.buyer, orders.order_id, strikes.struck_at, strikes.lifted_at, strikes.note";
 
+/// The numbers of a buyer's (`?1`) strikes: those of the buyer's orders, and those that the operator gave.
+const STRIKES_OF_BUYER: &str = "select strike_no from orders cross join strikes using (order_no) where orders.buyer = ?1
+    union all select strike_no from strikes indexed by strikes_by_operator where order_no is null and buyer = ?1";
+
 impl SqliteLedger {
     /// All strikes of a buyer, lifted ones too, newest first.
     pub async fn strikes_of(&self, buyer: BuyerId, limit: u32) -> LedgerResult<Vec<StrikeRow>> {
@@ -27,7 +31,8 @@ impl SqliteLedger {
         self.read(move |connection| {
             let mut statement = connection.prepare_cached(&format!(
                 "select {STRIKE_COLUMNS} from strikes left join orders using (order_no)
-                 where strikes.buyer = ?1 and struck_at >= ?2 and lifted_at is null order by strike_no"
+                 where strike_no in ({STRIKES_OF_BUYER}) and struck_at >= ?2 and lifted_at is null
+                 order by strike_no"
             ))?;
             let rows = statement.query_map(params![buyer.as_str(), since.0], read_strike)?;
             let strikes = rows.map(|row| row.map(|row| row.strike)).collect::<Result<_, _>>()?;
@@ -40,7 +45,7 @@ impl SqliteLedger {
         .await
     }
 
-    /// Every strike since `since` that was not lifted, buyer by buyer; `visit` runs on a reading thread.
+    /// Every strike since `since` that was not lifted, oldest first; `visit` runs on a reading thread.
     pub async fn strikes_since(
         &self,
         since: UnixMs,
@@ -48,8 +53,8 @@ impl SqliteLedger {
     ) -> LedgerResult<()> {
         self.read(move |connection| {
             let mut statement = connection.prepare(&format!(
-                "select {STRIKE_COLUMNS} from strikes indexed by strikes_by_buyer left join orders using (order_no)
-                 where struck_at >= ?1 and lifted_at is null order by strikes.buyer, strike_no"
+                "select {STRIKE_COLUMNS} from strikes left join orders using (order_no)
+                 where struck_at >= ?1 and lifted_at is null order by strike_no"
             ))?;
             let mut rows = statement.query([since.0])?;
             while let Some(row) = rows.next()? {
@@ -90,7 +95,7 @@ impl SqliteLedger {
     /// retry is harmless. Durable when it returns.
     pub async fn lift_strike(&self, buyer: BuyerId, no: u64, now: UnixMs) -> LedgerResult<bool> {
         self.transact(Lane::Settle, move |transaction| {
-            let lifted = lift(transaction, "buyer = ?1 and strike_no = ?2", &buyer, signed(no), now)?;
+            let lifted = lift(transaction, "strike_no = ?2 and buyer = ?1", &buyer, signed(no), now)?;
             Ok(lifted == 1)
         })
         .await
@@ -99,7 +104,8 @@ impl SqliteLedger {
     /// Lifts all strikes of a buyer, which ends a block that they caused. Answers how many; a retry lifts none.
     pub async fn lift_strikes(&self, buyer: BuyerId, now: UnixMs) -> LedgerResult<usize> {
         self.transact(Lane::Settle, move |transaction| {
-            lift(transaction, "buyer = ?1 and strike_no > ?2", &buyer, 0, now)
+            let all = format!("strike_no in ({STRIKES_OF_BUYER}) and strike_no > ?2");
+            lift(transaction, &all, &buyer, 0, now)
         })
         .await
     }
@@ -177,7 +183,7 @@ pub(super) fn lift_for(
 fn find_of(connection: &Connection, buyer: &BuyerId, limit: u32) -> rusqlite::Result<Vec<StrikeRow>> {
     let mut statement = connection.prepare_cached(&format!(
         "select {STRIKE_COLUMNS} from strikes left join orders using (order_no)
-         where strikes.buyer = ?1 order by strike_no desc limit ?2"
+         where strike_no in ({STRIKES_OF_BUYER}) order by strike_no desc limit ?2"
     ))?;
     let rows = statement.query_map(params![buyer.as_str(), limit], read_strike)?;
     rows.collect()

@@ -193,6 +193,7 @@ async fn of_paying_cancelling_and_timing_out_one_wins(books: Books) {
 /// How many orders may be due at once, and how long closing them may take in all.
 const DUE_AT_ONCE: u64 = 100_000;
 const CLOSED_WITHIN_S: u64 = 10;
+const DUE_PER_BATCH: u32 = 2_000;
 
 async fn a_hundred_thousand_due_at_once_are_closed_in_time(books: Books) {
     for first in (1..=DUE_AT_ONCE).step_by(2_000) {
@@ -208,7 +209,7 @@ async fn a_hundred_thousand_due_at_once_are_closed_in_time(books: Books) {
     let mut longest = std::time::Duration::ZERO;
     loop {
         let batch_began = Instant::now();
-        let batch = books.ledger.close_due(PAY_BY, 1_000, Vec::new()).await.unwrap();
+        let batch = books.ledger.close_due(PAY_BY, DUE_PER_BATCH, Vec::new()).await.unwrap();
         longest = longest.max(batch_began.elapsed());
         closed += batch.closed.len() as u64;
         if !batch.is_full {
