@@ -178,7 +178,7 @@ pub enum Taken {
     /// It told of a capture.
     Capture(Settled),
     /// It told how a refund ended.
-    Refund(RefundEnd),
+    Refund(Box<RefundEnd>),
     /// This notification was taken before.
     Duplicate,
     /// It tells of a refund of money that we do not know: nothing is written down.

@@ -249,6 +249,34 @@ async fn states_follow_the_table(books: Books) {
     assert!(matches!(unknown, Changed::NotFound));
 }
 
+fn refused_sale(number: u128) -> Sale {
+    let mut sale = Sale { id: SaleId(1_000 + number), ..sale(1) };
+    sale.offers[0].id = OfferId(1_000 + number);
+    sale.offers[0].price.amount = -1;
+    sale
+}
+
+/// Changes that wait together may share a commit; each of them is still all or nothing.
+async fn a_change_that_fails_does_not_disturb_those_beside_it(books: Books) {
+    let mut changes = tokio::task::JoinSet::new();
+    for number in 0..200 {
+        let ledger = books.ledger.clone();
+        changes.spawn(async move {
+            if number % 2 == 0 {
+                ledger.register(SALE, buyer(&format!("buyer {number}")), NOW).await.is_ok()
+            } else {
+                // Its offer is refused after the sale itself was written.
+                ledger.create_sale(refused_sale(number), None, NOW).await.is_ok()
+            }
+        });
+    }
+    let done = changes.join_all().await.into_iter().filter(|done| *done).count();
+    assert_eq!(done, 100);
+    let (registered, more) = books.ledger.registration_page(SALE, None, 200).await.unwrap();
+    assert_eq!((registered.len(), more), (100, false));
+    assert_eq!(books.ledger.sales().await.unwrap().len(), 1);
+}
+
 async fn orders_are_found_page_by_page(books: Books) {
     for seq in 1..=3 {
         record(&books, vec![claim(seq, 10 + u128::from(seq), &format!("buyer {seq}"), 1)]).await;
@@ -297,6 +325,7 @@ contract!(
     a_cancel_closes_once_and_only_for_its_buyer(10),
     stock_changes_are_remembered_by_their_id(3),
     states_follow_the_table(1),
+    a_change_that_fails_does_not_disturb_those_beside_it(1),
     orders_are_found_page_by_page(10),
     what_the_gate_must_remember_is_told(10),
 );

@@ -116,11 +116,11 @@ fn take(transaction: &Transaction<'_>, notice: &Notice, now: UnixMs) -> LedgerRe
         }
         (_, None) => return Ok(Taken::UnknownCapture),
         (Told::Refunded { .. }, Some(payment)) => {
-            (payment.no, Taken::Refund(refunds::end(transaction, payment, &RefundWord::Done, now)?))
+            (payment.no, ended(transaction, payment, &RefundWord::Done, now)?)
         }
         (Told::RefundFailed { problem, .. }, Some(payment)) => {
             let word = RefundWord::Failed(problem.clone());
-            (payment.no, Taken::Refund(refunds::end(transaction, payment, &word, now)?))
+            (payment.no, ended(transaction, payment, &word, now)?)
         }
     };
     transaction
@@ -129,6 +129,15 @@ fn take(transaction: &Transaction<'_>, notice: &Notice, now: UnixMs) -> LedgerRe
         )?
         .execute(params![key.provider(), notice.event_id, signed(payment_no), now.0])?;
     Ok(taken)
+}
+
+fn ended(
+    transaction: &Transaction<'_>,
+    payment: Payment,
+    word: &RefundWord,
+    now: UnixMs,
+) -> LedgerResult<Taken> {
+    Ok(Taken::Refund(Box::new(refunds::end(transaction, payment, word, now)?)))
 }
 
 fn find_capture(connection: &Connection, key: &CaptureKey) -> rusqlite::Result<Option<Payment>> {

@@ -28,6 +28,13 @@ async fn due(books: &Books) -> Vec<Payment> {
     books.ledger.refunds_due(NOW, 10).await.unwrap()
 }
 
+fn ended(taken: Taken) -> RefundEnd {
+    match taken {
+        Taken::Refund(end) => *end,
+        other => panic!("{other:?}"),
+    }
+}
+
 async fn units(books: &Books) -> (u32, u32, u32) {
     let counters = books.ledger.counters(SALE).await.unwrap()[0];
     (counters.stock, counters.live_units, counters.paid_units)
@@ -162,22 +169,19 @@ async fn the_providers_own_word_ends_a_refund(books: Books) {
     paid(&books).await;
     let key = CaptureKey::new("sandbox", "cap").unwrap();
     let refunded = |event: &str| Notice { event_id: event.into(), told: Told::Refunded { key: key.clone() } };
-    let early = take(&books, refunded("r 1"), NOW).await;
-    assert!(
-        matches!(early, Taken::Refund(RefundEnd::Unasked(_))),
-        "refunded in the provider's console: {early:?}"
-    );
+    let early = ended(take(&books, refunded("r 1"), NOW).await);
+    assert!(matches!(early, RefundEnd::Unasked(_)), "refunded in the provider's console: {early:?}");
     assert_eq!(order(&books, 11).await.status.state, State::Paid);
     ask(&books, true).await;
     books.ledger.refund_begun(PAYMENT, NOW.plus_s(60), NOW).await.unwrap();
     let failed = Told::RefundFailed { key: key.clone(), problem: "no".into() };
-    let failed = take(&books, Notice { event_id: "r 2".into(), told: failed }, NOW).await;
-    assert!(matches!(failed, Taken::Refund(RefundEnd::Failed { order: Some(_), .. })), "{failed:?}");
+    let failed = ended(take(&books, Notice { event_id: "r 2".into(), told: failed }, NOW).await);
+    assert!(matches!(failed, RefundEnd::Failed { order: Some(_), .. }), "{failed:?}");
     ask(&books, true).await;
-    let done = take(&books, refunded("r 3"), PAY_BY).await;
-    assert!(matches!(done, Taken::Refund(RefundEnd::Done { released: Some(_), .. })), "{done:?}");
+    let done = ended(take(&books, refunded("r 3"), PAY_BY).await);
+    assert!(matches!(done, RefundEnd::Done { released: Some(_), .. }), "{done:?}");
     assert!(matches!(take(&books, refunded("r 3"), PAY_BY).await, Taken::Duplicate));
-    assert!(matches!(take(&books, refunded("r 4"), PAY_BY).await, Taken::Refund(RefundEnd::Before(_))));
+    assert!(matches!(ended(take(&books, refunded("r 4"), PAY_BY).await), RefundEnd::Before(_)));
     assert_eq!(units(&books).await, (10, 0, 0));
     assert_books_fit(&books).await;
 }
