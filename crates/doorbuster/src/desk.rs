@@ -39,7 +39,7 @@ pub enum Seen {
 pub enum CancelAnswer {
     Closed(Arc<OrderView>),
     NotCancellable(State),
-    /// Still queued after the wait.
+    /// Still queued after the wait, or money is here and not decided.
     NotYet,
     NotFound,
 }
@@ -143,6 +143,7 @@ impl App {
         let order = match self.ledger.cancel_order(id, buyer.clone(), self.clock.now()).await? {
             Cancelled::NotFound => return Ok(CancelAnswer::NotFound),
             Cancelled::NotCancellable(state) => return Ok(CancelAnswer::NotCancellable(state)),
+            Cancelled::MoneyIsHere => return Ok(CancelAnswer::NotYet),
             Cancelled::Before(order) => return Ok(CancelAnswer::Closed(Arc::new(order.view()))),
             Cancelled::Closed(order) => order,
         };

@@ -156,6 +156,11 @@ id! {
     OrderId
 }
 
+id! {
+    /// One payment. Its text is what providers are given as our name of it.
+    PaymentId
+}
+
 /// A map by ids. Half of an id's bits are random or a keyed tag, and only ids of our own making are ever put in: they
 /// are their own hash, and nobody can choose ids that meet.
 pub type IdMap<Id, T> = HashMap<Id, T, BuildHasherDefault<IdHasher>>;
@@ -180,7 +185,7 @@ impl Hasher for IdHasher {
     }
 }
 
-/// A new id for a sale or an offer: 48 bits of milliseconds, then `random`. Ids made later sort later.
+/// A new id for a sale, an offer or a payment: 48 bits of milliseconds, then `random`. Ids made later sort later.
 #[must_use]
 pub fn timed(at: UnixMs, random: u128) -> u128 {
     let time = u128::from(at.0.max(0).unsigned_abs() & ((1 << 48) - 1));

@@ -102,6 +102,7 @@ impl Gate {
             quantity: attempt.quantity,
             claimed_at: now,
             pass_expires_at: attempt.pass_expires_at,
+            revives: None,
         });
         self.unrecorded.insert(&claim);
         match self.journal.append(grant, Arc::clone(&claim)) {

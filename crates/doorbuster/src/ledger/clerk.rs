@@ -134,8 +134,12 @@ impl Clerk {
                 tracing::error!(order_id = %claim.order, reason = reason.as_str(), "defect: the ledger refused a claim");
                 self.metrics.ledger_refusals.inc();
             }
+            if let Recorded::NotRevived { refund: Some(reason) } = record.outcome {
+                tracing::error!(order_id = %claim.order, reason = reason.as_str(), "defect: the ledger refused late money");
+                self.metrics.ledger_refusals.inc();
+            }
             self.metrics.orders.inc(outcome_of(record.outcome));
-            if matches!(record.outcome, Recorded::Refused(_) | Recorded::RepeatEnded)
+            if gives_back(record.outcome)
                 && let Some(offer) = self.gate.offer(claim.offer)
             {
                 self.gate.release(&offer, claim.buyer.as_str(), claim.order);
@@ -173,10 +177,20 @@ async fn wait_for_claims(
     true
 }
 
+/// Whether the gate gets back what it granted.
+fn gives_back(recorded: Recorded) -> bool {
+    match recorded {
+        Recorded::Refused(_) | Recorded::RepeatEnded | Recorded::NotRevived { .. } => true,
+        Recorded::Recorded | Recorded::RepeatLive | Recorded::Revived | Recorded::RevivalRepeat => false,
+    }
+}
+
 fn outcome_of(recorded: Recorded) -> OrderOutcome {
     match recorded {
         Recorded::Recorded => OrderOutcome::Recorded,
-        Recorded::RepeatLive => OrderOutcome::RepeatLive,
+        Recorded::RepeatLive | Recorded::RevivalRepeat => OrderOutcome::RepeatLive,
+        Recorded::Revived => OrderOutcome::Revived,
+        Recorded::NotRevived { .. } => OrderOutcome::NotRevived,
         Recorded::RepeatEnded => OrderOutcome::RepeatEnded,
         Recorded::Refused(reason) => match reason {
             Reason::OtherLive => OrderOutcome::OtherLive,

@@ -4,15 +4,19 @@
 /// The worker that turns batches of claims into orders.
 pub mod clerk;
 
+/// The ledger's words for payments, refunds and strikes.
+pub mod money;
+
 /// The ledger of one machine.
 pub mod sqlite;
 
 use std::sync::Arc;
 
 use rules::buyer::BuyerId;
-use rules::id::{OfferId, OrderId, SaleId};
+use rules::id::{OfferId, OrderId, PaymentId, SaleId};
 use rules::money::Money;
 use rules::order::{Reason, State, Status};
+use rules::payment::RefundReason;
 use rules::sale::{FieldError, Sale};
 use rules::time::UnixMs;
 use rules::wire::OrderView;
@@ -73,6 +77,9 @@ pub struct Order {
     pub paid_at: Option<UnixMs>,
     pub closed_at: Option<UnixMs>,
     pub pass_expires_at: UnixMs,
+    /// The payment that pays it, or paid it.
+    pub payment: Option<PaymentId>,
+    pub refunded_at: Option<UnixMs>,
 }
 
 impl Order {
@@ -109,6 +116,14 @@ pub enum Recorded {
     RepeatEnded,
     /// The ledger says no. On one machine this is a defect of the gate.
     Refused(Reason),
+    /// Late money found its unit: the order is paid.
+    Revived,
+    /// Late money found no unit after all: what the gate granted goes back to it under the order's new `seq`. With
+    /// `refund` the ledger said no, which on one machine is a defect of the gate; without it the money was decided
+    /// while the claim was under way.
+    NotRevived { refund: Option<RefundReason> },
+    /// The same claim of late money again: nothing is to be done, and nothing goes back to the gate.
+    RevivalRepeat,
 }
 
 /// One claim's outcome and the order that stands for it, if one does.
@@ -127,6 +142,8 @@ pub enum Cancelled {
     Before(Order),
     /// Not in a state that can be cancelled.
     NotCancellable(State),
+    /// Money is here and not decided: ask again in a moment, then it is paid or can be cancelled.
+    MoneyIsHere,
     NotFound,
 }
 

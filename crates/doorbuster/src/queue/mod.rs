@@ -10,6 +10,6 @@ pub mod sqlite;
 
 pub mod unrecorded;
 
-pub use claim::Claim;
+pub use claim::{Claim, Revive};
 pub use journal::{Journal, JournalHandle, Journaled};
 pub use unrecorded::Unrecorded;

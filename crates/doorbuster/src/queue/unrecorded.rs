@@ -26,7 +26,11 @@ impl Default for Unrecorded {
 }
 
 impl Unrecorded {
+    /// A claim for late money is none of these: its order is in the ledger, and its buyer sees it there.
     pub fn insert(&self, claim: &Arc<Claim>) {
+        if claim.revives.is_some() {
+            return;
+        }
         if let Some(shard) = self.shard(claim.order) {
             shard.lock().insert(claim.order, Arc::clone(claim));
         }

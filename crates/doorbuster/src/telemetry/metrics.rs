@@ -215,6 +215,7 @@ label! {
     OrderOutcome, "outcome":
     Recorded = "recorded", RepeatLive = "repeat_live", RepeatEnded = "repeat_ended", OtherLive = "other_live",
     IdClash = "id_clash", NoStock = "no_stock", StaleEpoch = "stale_epoch", Internal = "internal",
+    Revived = "revived", NotRevived = "not_revived",
 }
 
 label! {

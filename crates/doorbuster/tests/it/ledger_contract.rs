@@ -2,15 +2,47 @@
 
 use std::sync::Arc;
 
-use doorbuster::ledger::{Cancelled, Changed, OrderSearch, Recorded, SqliteLedger, StockChanged};
+use doorbuster::ledger::{Cancelled, Changed, Order, OrderSearch, Recorded, SqliteLedger, StockChanged};
 use doorbuster::queue::Claim;
 use rules::buyer::BuyerId;
 use rules::id::{OfferId, OrderId, SaleId};
+use rules::invariant::{OrderMoney, check_money};
 use rules::money::Money;
 use rules::order::{Reason, State};
 use rules::sale::{ChallengeKind, Offer, RegistrationKind, Sale, SaleAction, SaleState, Window};
 use rules::time::UnixMs;
 use tempfile::TempDir;
+
+macro_rules! contract {
+    ($module:ident, $books:ident, $($name:ident($stock:literal)),+ $(,)?) => {
+        mod $module {
+            $(
+                #[tokio::test]
+                async fn $name() {
+                    super::$name(super::$books($stock).await).await;
+                }
+            )+
+        }
+    };
+}
+
+/// Deadlines: who closes, when, and what comes back.
+mod deadlines;
+
+/// Payments and captured money.
+mod payments;
+
+/// Late money whose unit was found by the gate.
+mod revivals;
+
+/// Money on its way back.
+mod refunds;
+
+/// Marks against those who did not pay.
+mod strikes;
+
+/// A ledger of an earlier version.
+mod upgrade;
 
 const NOW: UnixMs = UnixMs(1_800_000_000_000);
 const SALE: SaleId = SaleId(1);
@@ -68,6 +100,7 @@ fn claim(seq: u64, order: u128, name: &str, quantity: u32) -> (u64, Arc<Claim>) 
         quantity,
         claimed_at: NOW,
         pass_expires_at: NOW.plus_s(300),
+        revives: None,
     };
     (seq, Arc::new(claim))
 }
@@ -79,6 +112,63 @@ async fn record(books: &Books, batch: Vec<(u64, Arc<Claim>)>) -> Vec<Recorded> {
 
 async fn live_units(books: &Books) -> u32 {
     books.ledger.counters(SALE).await.unwrap()[0].live_units
+}
+
+/// What must hold after every test: counters count what the orders hold, each order's facts are numbered without
+/// gaps, and each order has the money that its state says.
+async fn assert_books_fit(books: &Books) {
+    let counters = books.ledger.counters(SALE).await.unwrap()[0];
+    let search = OrderSearch { sale: Some(SALE), limit: 1_000, ..OrderSearch::default() };
+    let orders = books.ledger.search_orders(search).await.unwrap().orders;
+    let sum = |counts: &dyn Fn(&Order) -> bool| -> u32 {
+        orders.iter().filter(|order| counts(order)).map(|order| order.quantity).sum()
+    };
+    let paid =
+        |order: &Order| matches!(order.status.state, State::Paid | State::Refunding | State::RefundFailed);
+    assert_eq!(counters.live_units, sum(&|order| order.status.holds_units));
+    assert_eq!(counters.paid_units, sum(&paid));
+    for order in orders {
+        let told: Vec<u32> = events(books).into_iter().filter_map(|event| event.of(order.no)).collect();
+        assert_eq!(told, (2..=order.seq).collect::<Vec<_>>(), "{order:?}");
+        let payments = books.ledger.payments_of(order.id).await.unwrap();
+        let payments = payments.into_iter().map(|payment| payment.status).collect();
+        let money = OrderMoney { order: order.id, state: order.status.state, payments };
+        assert_eq!(check_money(&money), None);
+    }
+}
+
+#[derive(Debug)]
+struct Event {
+    kind: String,
+    order_no: Option<i64>,
+    seq: Option<u32>,
+    data: String,
+}
+
+impl Event {
+    /// Its number, if it is one of this order's facts.
+    fn of(&self, order_no: u64) -> Option<u32> {
+        self.seq.filter(|_| self.order_no == i64::try_from(order_no).ok())
+    }
+}
+
+fn events(books: &Books) -> Vec<Event> {
+    let connection = rusqlite::Connection::open(books.ledger.path()).unwrap();
+    let mut statement =
+        connection.prepare("select type, order_no, seq, data from events order by event_no").unwrap();
+    let rows = statement.query_map([], |row| {
+        Ok(Event { kind: row.get(0)?, order_no: row.get(1)?, seq: row.get(2)?, data: row.get(3)? })
+    });
+    rows.unwrap().map(Result::unwrap).collect()
+}
+
+fn kinds(books: &Books) -> Vec<String> {
+    let of_buyers = |event: &Event| !event.kind.starts_with("sale.");
+    events(books).into_iter().filter(of_buyers).map(|event| event.kind).collect()
+}
+
+async fn order(books: &Books, id: u128) -> Order {
+    books.ledger.order(OrderId(id)).await.unwrap().unwrap()
 }
 
 async fn a_batch_becomes_orders_and_moves_the_cursor(books: Books) {
@@ -159,6 +249,34 @@ async fn states_follow_the_table(books: Books) {
     assert!(matches!(unknown, Changed::NotFound));
 }
 
+fn refused_sale(number: u128) -> Sale {
+    let mut sale = Sale { id: SaleId(1_000 + number), ..sale(1) };
+    sale.offers[0].id = OfferId(1_000 + number);
+    sale.offers[0].price.amount = -1;
+    sale
+}
+
+/// Changes that wait together may share a commit; each of them is still all or nothing.
+async fn a_change_that_fails_does_not_disturb_those_beside_it(books: Books) {
+    let mut changes = tokio::task::JoinSet::new();
+    for number in 0..200 {
+        let ledger = books.ledger.clone();
+        changes.spawn(async move {
+            if number % 2 == 0 {
+                ledger.register(SALE, buyer(&format!("buyer {number}")), NOW).await.is_ok()
+            } else {
+                // Its offer is refused after the sale itself was written.
+                ledger.create_sale(refused_sale(number), None, NOW).await.is_ok()
+            }
+        });
+    }
+    let done = changes.join_all().await.into_iter().filter(|done| *done).count();
+    assert_eq!(done, 100);
+    let (registered, more) = books.ledger.registration_page(SALE, None, 200).await.unwrap();
+    assert_eq!((registered.len(), more), (100, false));
+    assert_eq!(books.ledger.sales().await.unwrap().len(), 1);
+}
+
 async fn orders_are_found_page_by_page(books: Books) {
     for seq in 1..=3 {
         record(&books, vec![claim(seq, 10 + u128::from(seq), &format!("buyer {seq}"), 1)]).await;
@@ -197,19 +315,6 @@ async fn what_the_gate_must_remember_is_told(books: Books) {
     assert_eq!(remembered(NOW.plus_s(301)).await, [(11, true)]);
 }
 
-macro_rules! contract {
-    ($module:ident, $books:ident, $($name:ident($stock:literal)),+ $(,)?) => {
-        mod $module {
-            $(
-                #[tokio::test]
-                async fn $name() {
-                    super::$name(super::$books($stock).await).await;
-                }
-            )+
-        }
-    };
-}
-
 contract!(
     sqlite_ledger,
     sqlite,
@@ -220,6 +325,7 @@ contract!(
     a_cancel_closes_once_and_only_for_its_buyer(10),
     stock_changes_are_remembered_by_their_id(3),
     states_follow_the_table(1),
+    a_change_that_fails_does_not_disturb_those_beside_it(1),
     orders_are_found_page_by_page(10),
     what_the_gate_must_remember_is_told(10),
 );

@@ -1,10 +1,21 @@
-//! The SQLite ledger: one thread writes, a few connections read. Settles go first; the clerk's batches wait for them.
+//! The SQLite ledger: one thread writes, a few connections read. Settles go first, those that wait together share one
+//! commit; the clerk's batches wait for them.
 
 mod buyers;
 
+mod deadlines;
+
 mod orders;
 
+mod payments;
+
+mod refunds;
+
 mod sales;
+
+mod settling;
+
+mod strikes;
 
 pub use buyers::Answer;
 pub use orders::Remembered;
@@ -27,6 +38,7 @@ use crate::queue::sqlite::{CommitFailure, Sharing, classify_commit, open_reader,
 const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0001_ledger.sql"),
     include_str!("../../../migrations/sqlite/0002_image_copies.sql"),
+    include_str!("../../../migrations/sqlite/0003_money.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.
@@ -49,7 +61,57 @@ const WRITER_CACHE_KIB: i64 = 131_072;
 /// orders behind them have a queue to wait in.
 const WRITER_NICE: i32 = 5;
 
-type Work = Box<dyn FnOnce(&mut Connection) + Send>;
+/// Most settles that share one commit: enough to be quicker than they come, few enough that nobody waits long.
+const SETTLES_PER_COMMIT: usize = 64;
+
+/// A read, which answers by itself.
+type Read = Box<dyn FnOnce(&Connection) + Send>;
+
+/// A change on its way into a transaction. It answers whoever asked for it when that has ended.
+trait Change: Send {
+    /// Makes the change. `false` when it was refused by an error: then nothing of it may stay.
+    fn make(&mut self, transaction: &Transaction<'_>) -> bool;
+
+    fn answer(self: Box<Self>, fate: &Fate);
+}
+
+type Write = Box<dyn Change>;
+
+struct Wanted<T, F> {
+    /// Taken when it is made.
+    work: Option<F>,
+    result: Option<LedgerResult<T>>,
+    send: oneshot::Sender<LedgerResult<T>>,
+}
+
+impl<T: Send, F: FnOnce(&Transaction<'_>) -> LedgerResult<T> + Send> Change for Wanted<T, F> {
+    fn make(&mut self, transaction: &Transaction<'_>) -> bool {
+        self.result = self.work.take().map(|work| work(transaction));
+        matches!(self.result, Some(Ok(_)))
+    }
+
+    fn answer(self: Box<Self>, fate: &Fate) {
+        let result = match (fate, self.result) {
+            (Fate::Committed, Some(result)) | (_, Some(result @ Err(_))) => result,
+            (Fate::Unknown(reason), Some(Ok(_))) => Err(LedgerError::Unknown(reason.clone())),
+            (Fate::NothingHappened(reason), _) => Err(LedgerError::Unavailable(reason.clone())),
+            (Fate::Failed(reason), _) => Err(LedgerError::Failed(anyhow::anyhow!(reason.clone()))),
+            (Fate::Committed | Fate::Unknown(_), None) => Err(unavailable("the change was not made")),
+        };
+        // Whoever asked may be gone; the change happened all the same.
+        let _ = self.send.send(result);
+    }
+}
+
+/// How a transaction ended.
+#[derive(Clone, Debug)]
+enum Fate {
+    Committed,
+    NothingHappened(String),
+    Unknown(String),
+    /// It could not be begun, for a reason that will not pass.
+    Failed(String),
+}
 
 /// Which queue a write waits in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +125,9 @@ enum Lane {
 /// A handle to the ledger; clones share it.
 #[derive(Clone, Debug)]
 pub struct SqliteLedger {
-    settle: Sender<Work>,
-    clerk: Sender<Work>,
-    reads: Sender<Work>,
+    settle: Sender<Write>,
+    clerk: Sender<Write>,
+    reads: Sender<Read>,
     threads: Arc<Mutex<Vec<JoinHandle<()>>>>,
     incarnation: [u8; 16],
     path: PathBuf,
@@ -113,17 +175,14 @@ impl SqliteLedger {
         }
     }
 
-    /// Runs one transaction on the writing thread; it is durable when this returns `Ok`.
+    /// Makes one change on the writing thread, all of it or nothing; it is durable when this returns `Ok`.
     async fn transact<T: Send + 'static>(
         &self,
         lane: Lane,
         work: impl FnOnce(&Transaction<'_>) -> LedgerResult<T> + Send + 'static,
     ) -> LedgerResult<T> {
         let (send, receive) = oneshot::channel();
-        let job: Work = Box::new(move |connection| {
-            // Whoever asked may be gone; the transaction happens all the same.
-            let _ = send.send(in_transaction(connection, work));
-        });
+        let job: Write = Box::new(Wanted { work: Some(work), result: None, send });
         let queue = match lane {
             Lane::Settle => &self.settle,
             Lane::Clerk => &self.clerk,
@@ -138,7 +197,7 @@ impl SqliteLedger {
         work: impl FnOnce(&Connection) -> LedgerResult<T> + Send + 'static,
     ) -> LedgerResult<T> {
         let (send, receive) = oneshot::channel();
-        let job: Work = Box::new(move |connection| {
+        let job: Read = Box::new(move |connection| {
             let _ = send.send(work(connection));
         });
         self.reads.try_send(job).map_err(|_| unavailable("too many reads are waiting"))?;
@@ -150,45 +209,92 @@ fn unavailable(reason: &str) -> LedgerError {
     LedgerError::Unavailable(reason.to_owned())
 }
 
-fn in_transaction<T>(
-    connection: &mut Connection,
-    work: impl FnOnce(&Transaction<'_>) -> LedgerResult<T>,
-) -> LedgerResult<T> {
+/// Makes the changes in one transaction and tells each how that ended.
+fn commit(connection: &mut Connection, mut changes: Vec<Write>) {
+    let fate = make(connection, &mut changes).unwrap_or_else(|error| match LedgerError::from(error) {
+        LedgerError::Unavailable(reason) => Fate::NothingHappened(reason),
+        LedgerError::Unknown(reason) => Fate::Unknown(reason),
+        LedgerError::Failed(error) => Fate::Failed(error.to_string()),
+    });
+    for change in changes {
+        change.answer(&fate);
+    }
+}
+
+/// A change that is refused leaves nothing behind and does not disturb the others.
+fn make(connection: &mut Connection, changes: &mut [Write]) -> rusqlite::Result<Fate> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let result = work(&transaction)?;
-    transaction.commit().map_err(|error| match classify_commit(&error) {
-        CommitFailure::NothingHappened => LedgerError::Unavailable(error.to_string()),
-        CommitFailure::Unknown => LedgerError::Unknown(error.to_string()),
+    let mut is_kept = false;
+    if let [change] = changes {
+        // Alone it needs no savepoint, whose price is a copy of every page that changes.
+        is_kept = change.make(&transaction);
+    } else {
+        for change in changes {
+            is_kept |= make_one_of_many(&transaction, change)?;
+            if transaction.is_autocommit() {
+                // A full or broken disk: SQLite has undone the whole transaction by itself.
+                return Ok(Fate::NothingHappened("a change beside this one failed".to_owned()));
+            }
+        }
+    }
+    if !is_kept {
+        return Ok(Fate::Committed);
+    }
+    Ok(transaction.commit().map_or_else(
+        |error| match classify_commit(&error) {
+            CommitFailure::NothingHappened => Fate::NothingHappened(error.to_string()),
+            CommitFailure::Unknown => Fate::Unknown(error.to_string()),
+        },
+        |()| Fate::Committed,
+    ))
+}
+
+fn make_one_of_many(transaction: &Transaction<'_>, change: &mut Write) -> rusqlite::Result<bool> {
+    transaction.execute_batch("savepoint change")?;
+    let is_kept = change.make(transaction);
+    if transaction.is_autocommit() {
+        return Ok(false);
+    }
+    transaction.execute_batch(if is_kept {
+        "release change"
+    } else {
+        "rollback to change; release change"
     })?;
-    Ok(result)
+    Ok(is_kept)
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.into()).spawn(run).context("cannot start a thread")
 }
 
-fn run_writer(mut connection: Connection, settles: &Receiver<Work>, batches: &Receiver<Work>) {
+fn run_writer(mut connection: Connection, settles: &Receiver<Write>, batches: &Receiver<Write>) {
     // A system that does not allow it loses nothing but politeness.
     let _ = rustix::process::nice(WRITER_NICE);
     loop {
-        let work = select_biased! {
-            recv(settles) -> work => work,
-            recv(batches) -> work => work,
+        let changes = select_biased! {
+            recv(settles) -> first => first.map(|first| with_those_waiting(first, settles)),
+            recv(batches) -> batch => batch.map(|batch| vec![batch]),
         };
-        match work {
-            Ok(work) => work(&mut connection),
+        match changes {
+            Ok(changes) => commit(&mut connection, changes),
             // Both queues belong to one handle: when one is gone, the other only needs to be emptied.
             Err(_) => break,
         }
     }
-    for work in settles.try_iter().chain(batches.try_iter()) {
-        work(&mut connection);
+    for change in settles.try_iter().chain(batches.try_iter()) {
+        commit(&mut connection, vec![change]);
     }
 }
 
-fn run_reader(mut connection: Connection, reads: &Receiver<Work>) {
-    for work in reads {
-        work(&mut connection);
+fn with_those_waiting(first: Write, settles: &Receiver<Write>) -> Vec<Write> {
+    let mut together = vec![first];
+    together.extend(settles.try_iter().take(SETTLES_PER_COMMIT - 1));
+    together
+}
+
+fn run_reader(connection: Connection, reads: &Receiver<Read>) {
+    for read in reads {
+        read(&connection);
     }
 }
 
@@ -200,6 +306,10 @@ mod column {
 
     pub fn id(row: &Row<'_>, index: usize) -> rusqlite::Result<u128> {
         row.get::<_, [u8; 16]>(index).map(u128::from_be_bytes)
+    }
+
+    pub fn id_option(row: &Row<'_>, index: usize) -> rusqlite::Result<Option<u128>> {
+        row.get::<_, Option<[u8; 16]>>(index).map(|id| id.map(u128::from_be_bytes))
     }
 
     pub fn count(row: &Row<'_>, index: usize) -> rusqlite::Result<u32> {

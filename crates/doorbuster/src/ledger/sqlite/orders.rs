@@ -5,26 +5,32 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use rules::buyer::BuyerId;
-use rules::id::{IdMap, OfferId, OrderId, SaleId};
+use rules::deadline::{Asked, OnTheWay};
+use rules::id::{IdMap, OfferId, OrderId, PaymentId, SaleId};
 use rules::money::Money;
-use rules::order::{self, Event, Reason, State, Status};
+use rules::order::{self, Event, Reason, State, Status, Version};
 use rules::time::UnixMs;
 use rusqlite::types::Value;
 use rusqlite::{
     CachedStatement, Connection, OptionalExtension as _, Row, Transaction, params, params_from_iter,
 };
 
-use super::{Lane, SqliteLedger, column, signed};
+use super::{Lane, SqliteLedger, column, payments, settling, signed};
 use crate::crash;
 use crate::ledger::{Cancelled, LedgerError, LedgerResult, Order, OrderPage, OrderSearch, Record, Recorded};
 use crate::queue::Claim;
 
 /// The columns of an order, in the order [`read_order`] takes them.
-const ORDER_COLUMNS: &str = "orders.order_no, orders.order_id, sales.sale_id, offers.offer_id, orders.buyer,
+pub(super) const ORDER_COLUMNS: &str =
+    "orders.order_no, orders.order_id, sales.sale_id, offers.offer_id, orders.buyer,
     orders.quantity, offers.price_amount, offers.currency, orders.state, orders.reason, orders.holds_units,
-    orders.seq, orders.created_at, orders.pay_by, orders.paid_at, orders.closed_at, orders.pass_expires_at";
+    orders.seq, orders.created_at, orders.pay_by, orders.paid_at, orders.closed_at, orders.pass_expires_at,
+    orders.payment_id, orders.refunded_at";
 
-const ORDER_TABLES: &str = "orders join offers using (offer_no) join sales using (sale_no)";
+/// How many they are: what is selected beside an order begins here.
+pub(super) const ORDER_COLUMNS_COUNT: usize = 19;
+
+pub(super) const ORDER_TABLES: &str = "orders join offers using (offer_no) join sales using (sale_no)";
 
 /// After so many claims of a batch, whoever waits for the core may have it: a batch is long, and nobody waits for it.
 const CLAIMS_PER_YIELD: usize = 32;
@@ -45,6 +51,7 @@ impl SqliteLedger {
     ///
     /// Durable when it returns. A retry is harmless: the order id tells a claim that is already recorded. The order of
     /// the claims is the order of the journal; when units run short (a defect of the gate), the earlier claim wins.
+    /// A claim of late money revives its order instead, by `rules::payment::record_revival`.
     pub async fn record_orders(
         &self,
         batch: Vec<(u64, Arc<Claim>)>,
@@ -95,7 +102,8 @@ impl SqliteLedger {
         self.read(move |connection| Ok(find_page(connection, &search)?)).await
     }
 
-    /// Closes an unpaid order of this buyer. Durable when it returns; a retry finds it closed.
+    /// Closes an unpaid order of this buyer, and its open payment with it. Durable when it returns; a retry finds it
+    /// closed. Money that is here and not decided comes first: then nothing happens.
     pub async fn cancel_order(&self, id: OrderId, buyer: BuyerId, now: UnixMs) -> LedgerResult<Cancelled> {
         self.transact(Lane::Settle, move |transaction| cancel(transaction, id, &buyer, now)).await
     }
@@ -180,6 +188,10 @@ fn record(
         if index % CLAIMS_PER_YIELD == 0 {
             std::thread::yield_now();
         }
+        if let Some(revive) = claim.revives {
+            *record = settling::record_revival(transaction, claim, revive, fits, now)?;
+            continue;
+        }
         let Some(offer) = books.get_mut(&claim.offer).and_then(Option::as_mut) else { continue };
         *record = record_one(&mut pen, *seq, claim, fits, offer, now)?;
     }
@@ -216,12 +228,17 @@ fn who_fits(
             fits.push(false);
             continue;
         };
-        let repeat = find(transaction, claim.order)?.is_some();
+        let repeat = find(transaction, claim.order)?.is_some_and(|order| is_repeat(claim, &order));
         let left = if repeat { Some(offer.left) } else { offer.left.checked_sub(claim.quantity) };
         offer.left = left.unwrap_or(offer.left);
         fits.push(left.is_some());
     }
     Ok(fits)
+}
+
+/// Whether the claim was recorded before, as the order shows that stands under its id.
+fn is_repeat(claim: &Claim, order: &Order) -> bool {
+    claim.revives.is_none_or(|revive| order.seq != revive.closing_seq)
 }
 
 fn read_books(transaction: &Transaction<'_>, offer: OfferId) -> rusqlite::Result<Option<OfferBooks>> {
@@ -327,6 +344,8 @@ fn new_order(seq: u64, claim: &Claim, event: Event, offer: &OfferBooks, now: Uni
         paid_at: None,
         closed_at: (!live).then_some(now),
         pass_expires_at: claim.pass_expires_at,
+        payment: None,
+        refunded_at: None,
     })
 }
 
@@ -372,9 +391,9 @@ fn insert_events(transaction: &Transaction<'_>, now: UnixMs) -> LedgerResult<()>
 }
 
 /// What changed, as the event's receiver will see it.
-fn event_data(order: &Order) -> String {
-    let state = order.status.state.as_str();
-    match order.status.reason {
+pub(super) fn event_data(status: Status) -> String {
+    let state = status.state.as_str();
+    match status.reason {
         Some(reason) => format!(r#"{{"state":"{state}","reason":"{}"}}"#, reason.as_str()),
         None => format!(r#"{{"state":"{state}"}}"#),
     }
@@ -407,47 +426,130 @@ fn cancel(
     if order.status.reason == Some(Reason::Cancelled) {
         return Ok(Cancelled::Before(order));
     }
-    let Ok(status) = order::next(order.status, Event::Cancelled) else {
+    if order::next(order.status, Event::Cancelled).is_err() {
         return Ok(Cancelled::NotCancellable(order.status.state));
-    };
-    order.status = status;
-    order.seq += 1;
-    order.closed_at = Some(now);
-    close(transaction, &order, now)?;
+    }
+    let states = payments::of_order(transaction, id)?.into_iter().map(|payment| payment.status.state);
+    if !OnTheWay::of(states, Asked::NotYet).lets_cancel() {
+        return Ok(Cancelled::MoneyIsHere);
+    }
+    write_event(transaction, &mut order, Event::Cancelled, Shelf::Same, now)?;
+    payments::close_open(transaction, id, now)?;
     Ok(Cancelled::Closed(order))
 }
 
-/// Writes an order that let go of its units: the row, the counter and the event, together.
-fn close(transaction: &Transaction<'_>, order: &Order, now: UnixMs) -> LedgerResult<()> {
-    transaction
-        .prepare_cached(
-            "update orders set state = ?2, reason = ?3, seq = ?4, holds_units = 0, slot = order_no, closed_at = ?5
-             where order_no = ?1",
-        )?
-        .execute(params![
-            signed(order.no),
-            order.status.state.as_str(),
-            order.status.reason.map(Reason::as_str),
-            order.seq,
-            now.0
-        ])?;
-    transaction
-        .prepare_cached(
-            "update offers set live_units = live_units - ?1, change_no = change_no + 1
-             where offer_no = (select offer_no from orders where order_no = ?2)",
-        )?
-        .execute(params![order.quantity, signed(order.no)])?;
+/// What happens to the offer's stock when an order lets go of its units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shelf {
+    Same,
+    /// The units do not come back to the shelf.
+    Lowered,
+}
+
+/// Writes what an event makes of an order: the row, the offer's counters and the event, together. Answers the offer's
+/// `change_no`. An event that the order cannot take is a defect of the caller.
+pub(super) fn write_event(
+    transaction: &Transaction<'_>,
+    order: &mut Order,
+    event: Event,
+    shelf: Shelf,
+    now: UnixMs,
+) -> LedgerResult<u64> {
+    let before = order.clone();
+    let version = Version { status: order.status, seq: order.seq };
+    let after = version.next(event).map_err(|error| LedgerError::Failed(error.into()))?;
+    (order.status, order.seq) = (after.status, after.seq);
+    match event {
+        Event::TimedOut | Event::Cancelled | Event::Refused(_) => order.closed_at = Some(now),
+        Event::PaymentApplied => order.paid_at = Some(now),
+        Event::Revived => (order.paid_at, order.closed_at) = (Some(now), None),
+        Event::RefundDone => order.refunded_at = Some(now),
+        Event::Recorded | Event::NotRevived | Event::RefundStarted | Event::RefundFailed => {}
+    }
+    write_row(transaction, order, before.seq)?;
     transaction
         .prepare_cached(
             "insert into events (type, at, sale_no, offer_no, order_no, seq, data)
-             select 'order.closed', ?2, sale_no, offer_no, order_no, seq, ?3
+             select ?2, ?3, sale_no, offer_no, order_no, seq, ?4
              from orders join offers using (offer_no) where order_no = ?1",
         )?
-        .execute(params![signed(order.no), now.0, event_data(order)])?;
+        .execute(params![signed(order.no), event.kind(), now.0, event_data(order.status)])?;
+    move_units(transaction, &before, order, shelf)
+}
+
+fn write_row(transaction: &Transaction<'_>, order: &Order, seq_before: u32) -> LedgerResult<()> {
+    let written = transaction
+        .prepare_cached(
+            "update orders set state = ?3, reason = ?4, seq = ?5, holds_units = ?6, slot = ?7, paid_at = ?8,
+                 closed_at = ?9, payment_id = ?10, refunded_at = ?11
+             where order_no = ?1 and seq = ?2",
+        )?
+        .execute(params![
+            signed(order.no),
+            seq_before,
+            order.status.state.as_str(),
+            order.status.reason.map(Reason::as_str),
+            order.seq,
+            order.status.holds_units,
+            slot(order),
+            order.paid_at.map(|at| at.0),
+            order.closed_at.map(|at| at.0),
+            order.payment.map(|payment| payment.to_bytes()),
+            order.refunded_at.map(|at| at.0),
+        ])?;
+    if written == 1 {
+        return Ok(());
+    }
+    Err(LedgerError::Failed(anyhow::anyhow!("order {} is not at seq {seq_before}", order.id)))
+}
+
+/// Moves the counters by what the order's change really means for them. The table's checks are the guard.
+fn move_units(
+    transaction: &Transaction<'_>,
+    before: &Order,
+    after: &Order,
+    shelf: Shelf,
+) -> LedgerResult<u64> {
+    let live = live_units(after) - live_units(before);
+    let paid = paid_units(after) - paid_units(before);
+    let stock = if shelf == Shelf::Lowered { live } else { 0 };
+    let change_no = transaction
+        .prepare_cached(
+            "update offers set live_units = live_units + ?2, paid_units = paid_units + ?3, stock = stock + ?4,
+                 change_no = change_no + (?2 <> 0)
+             where offer_no = (select offer_no from orders where order_no = ?1) returning change_no",
+        )?
+        .query_row(params![signed(after.no), live, paid, stock], |row| column::number(row, 0))?;
+    if stock != 0 {
+        note_stock(transaction, after, stock)?;
+    }
+    Ok(change_no)
+}
+
+fn note_stock(transaction: &Transaction<'_>, order: &Order, change: i64) -> LedgerResult<()> {
+    transaction
+        .prepare_cached(
+            "insert into events (type, at, sale_no, offer_no, data)
+             select 'offer.stock_changed', ?3, sale_no, offer_no, json_object('change', ?2, 'stock', stock)
+             from offers where offer_id = ?1",
+        )?
+        .execute(params![order.offer.to_bytes(), change, order.refunded_at.map(|at| at.0)])?;
     Ok(())
 }
 
-fn find(connection: &Connection, id: OrderId) -> rusqlite::Result<Option<Order>> {
+fn live_units(order: &Order) -> i64 {
+    if order.status.holds_units { i64::from(order.quantity) } else { 0 }
+}
+
+/// Units that are paid for, those of a refund among them until it is done.
+fn paid_units(order: &Order) -> i64 {
+    match order.status.state {
+        State::Paid | State::Refunding | State::RefundFailed => i64::from(order.quantity),
+        State::Queued | State::AwaitingPayment | State::Closed | State::Refused | State::Refunded => 0,
+    }
+}
+
+pub(super) fn find(connection: &Connection, id: OrderId) -> rusqlite::Result<Option<Order>> {
     let sql = format!("select {ORDER_COLUMNS} from {ORDER_TABLES} where orders.order_id = ?1");
     connection.prepare_cached(&sql)?.query_row([id.to_bytes()], read_order).optional()
 }
@@ -492,7 +594,7 @@ fn find_page(connection: &Connection, search: &OrderSearch) -> rusqlite::Result<
     Ok(OrderPage { orders, next })
 }
 
-fn read_order(row: &Row<'_>) -> rusqlite::Result<Order> {
+pub(super) fn read_order(row: &Row<'_>) -> rusqlite::Result<Order> {
     Ok(Order {
         no: column::number(row, 0)?,
         id: OrderId(column::id(row, 1)?),
@@ -515,5 +617,7 @@ fn read_order(row: &Row<'_>) -> rusqlite::Result<Order> {
         paid_at: column::time_option(row, 14)?,
         closed_at: column::time_option(row, 15)?,
         pass_expires_at: column::time(row, 16)?,
+        payment: column::id_option(row, 17)?.map(PaymentId),
+        refunded_at: column::time_option(row, 18)?,
     })
 }

@@ -1,0 +1,274 @@
+//! The ledger's words for money: payments, what providers tell of them, units that orders let go of, strikes. What any
+//! of it means is decided by `rules`; how it is kept, by each ledger.
+
+use rules::buyer::BuyerId;
+use rules::deadline::Due;
+use rules::id::{OrderId, PaymentId};
+use rules::money::Money;
+use rules::order::State;
+use rules::payment::{self, Capture, CaptureKey, RefundReason};
+use rules::strike::Strike;
+use rules::time::UnixMs;
+
+use super::Order;
+
+/// A payment as the ledger keeps it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Payment {
+    /// Payments are decided in the order of their numbers.
+    pub no: u64,
+    pub id: PaymentId,
+    /// Nothing when the provider named no payment and no order of ours.
+    pub order: Option<OrderId>,
+    pub provider: String,
+    /// Our name of the payment as the provider knows it. It differs from `id` for a second capture under one name.
+    pub reference: String,
+    pub capture_id: Option<String>,
+    pub status: payment::Status,
+    /// What was asked for; from the capture on, what was taken.
+    pub money: Money,
+    pub provider_ref: Option<String>,
+    pub pay_url: Option<String>,
+    pub started_at: UnixMs,
+    pub captured_at: Option<UnixMs>,
+    /// When it was closed or refunded.
+    pub ended_at: Option<UnixMs>,
+    /// The same for every time the provider is asked to return the money.
+    pub refund_key: String,
+    /// Whether the units of a refunded order go back on sale.
+    pub restock: bool,
+    /// How often the provider was asked to return the money.
+    pub attempts: u32,
+    pub next_try_at: Option<UnixMs>,
+    /// Why the provider did not return the money, the last time.
+    pub problem: Option<String>,
+}
+
+/// An order that let go of its units, in the transaction that is told of. The gate takes them back once per
+/// (`order.id`, `order.seq`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Released {
+    pub order: Order,
+    /// The offer's, after the transaction.
+    pub change_no: u64,
+    /// Whether the units are free again. Otherwise the stock was lowered by them: the gate forgets the order and gets
+    /// nothing back.
+    pub restock: bool,
+}
+
+/// Orders that were closed because nobody paid them in time.
+#[derive(Clone, Debug, Default)]
+pub struct ClosedBatch {
+    pub closed: Vec<Released>,
+    /// As many as were asked for: there may be more that are due.
+    pub is_full: bool,
+}
+
+/// When something is next to be done about unpaid orders.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NextDue {
+    /// The first deadline of an order that nobody is paying: when it closes.
+    pub closes_at: Option<UnixMs>,
+    /// The first deadline of an order that somebody is paying: when its provider is asked. It stays in the past until
+    /// that order is closed or paid.
+    pub asks_at: Option<UnixMs>,
+}
+
+/// An unpaid order whose deadline has passed while somebody is paying it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overdue {
+    pub order: Order,
+    pub payment: Payment,
+}
+
+/// What became of an order whose provider was asked.
+#[derive(Clone, Debug)]
+pub enum Lapsed {
+    /// Closed now; its open payment, if there was one, is closed too.
+    Closed {
+        released: Box<Released>,
+        payment: Option<Box<Payment>>,
+    },
+    /// Not to be closed now; `Due` says what is to be done instead.
+    NotNow(Due),
+    /// It does not wait for money.
+    NotUnpaid(State),
+    NotFound,
+}
+
+/// A buyer's wish to pay.
+#[derive(Clone, Debug)]
+pub struct NewPayment {
+    /// The id of the payment, if there is to be a new one.
+    pub id: PaymentId,
+    pub order: OrderId,
+    pub buyer: BuyerId,
+    pub provider: String,
+}
+
+/// What became of a buyer's wish to pay.
+#[derive(Clone, Debug)]
+pub enum PaymentStarted {
+    /// A new payment. `instead_of` is the one at another provider that it replaced, to be closed there too.
+    New {
+        payment: Payment,
+        instead_of: Option<Box<Payment>>,
+    },
+    /// It was open already. Without a `pay_url` its provider has perhaps not heard of it.
+    Open(Payment),
+    /// The order is not recorded, or money is here and not decided.
+    NotYet,
+    NotPayable(State),
+    NotFound,
+}
+
+/// What became of closing a payment.
+#[derive(Clone, Debug)]
+pub enum PaymentClosed {
+    Closed(Payment),
+    Before(Payment),
+    /// Money has come.
+    Captured(Payment),
+    NotFound,
+}
+
+/// A verified notification, in the ledger's words.
+#[derive(Clone, Debug)]
+pub struct Notice {
+    /// The same for every delivery of one notification.
+    pub event_id: String,
+    pub told: Told,
+}
+
+#[derive(Clone, Debug)]
+pub enum Told {
+    Captured {
+        capture: Capture,
+        names: Names,
+        /// The id of the payment, if the capture needs a row of its own.
+        fresh: PaymentId,
+    },
+    /// All of the capture's money went back.
+    Refunded { key: CaptureKey },
+    /// The money did not go back and will not by itself.
+    RefundFailed { key: CaptureKey, problem: String },
+}
+
+impl Told {
+    #[must_use]
+    pub fn key(&self) -> &CaptureKey {
+        match self {
+            Self::Captured { capture, .. } => &capture.key,
+            Self::Refunded { key } | Self::RefundFailed { key, .. } => key,
+        }
+    }
+}
+
+/// What a provider names when it tells of money.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Names {
+    /// A payment, by the name that the provider was given.
+    Payment(String),
+    Order(OrderId),
+}
+
+/// What became of a notification.
+#[derive(Clone, Debug)]
+pub enum Taken {
+    /// It told of a capture.
+    Capture(Settled),
+    /// It told how a refund ended.
+    Refund(Box<RefundEnd>),
+    /// This notification was taken before.
+    Duplicate,
+    /// It tells of a refund of money that we do not know: nothing is written down.
+    UnknownCapture,
+}
+
+/// What became of a capture.
+#[derive(Clone, Debug)]
+pub enum Settled {
+    /// The order is paid. `closed` is another payment of it that was open, to be closed at its provider too.
+    Applied {
+        order: Box<Order>,
+        closed: Option<Box<Payment>>,
+    },
+    /// It goes back; see [`super::SqliteLedger::refunds_due`].
+    RefundDue {
+        payment: PaymentId,
+        reason: RefundReason,
+    },
+    /// The order had closed: a claim must find units again. The order's `seq` is the closing seq of that claim.
+    ReviveNeeded {
+        payment: PaymentId,
+        order: Box<Order>,
+    },
+    /// It was decided before.
+    Duplicate,
+    /// It waits for its order; see [`super::SqliteLedger::waiting_captures`].
+    Wait,
+    NotFound,
+}
+
+/// Whether an order that is not in the ledger may still come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Absent {
+    /// A claim may be on its way.
+    MayCome,
+    /// Everything that was on its way when the capture came has been recorded.
+    WillNotCome,
+}
+
+/// Who finds units for late money without the gate, and when: the sale has ended and the queue is drained (see
+/// `rules::payment::finder`). Whoever makes one has looked.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueIsDrained;
+
+/// What became of an operator's wish to refund an order.
+#[derive(Clone, Debug)]
+pub enum RefundAsked {
+    Begun {
+        order: Box<Order>,
+        payment: PaymentId,
+    },
+    /// It is being refunded, or was.
+    Before(Box<Order>),
+    NotRefundable(State),
+    NotFound,
+}
+
+/// How a refund ended.
+#[derive(Clone, Debug)]
+pub enum RefundEnd {
+    /// The money is back. `released` is the order that it had paid.
+    Done {
+        payment: Payment,
+        released: Option<Box<Released>>,
+    },
+    /// The provider would not. `order` is the order that the money had paid.
+    Failed {
+        payment: Payment,
+        order: Option<Box<Order>>,
+    },
+    /// It ended like this before.
+    Before(Payment),
+    /// Nobody asked for this refund, or it had ended otherwise: somebody must look at it.
+    Unasked(Payment),
+    NotFound,
+}
+
+/// A strike as the ledger keeps it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StrikeRow {
+    pub no: u64,
+    pub buyer: BuyerId,
+    pub strike: Strike,
+    pub note: Option<String>,
+}
+
+/// What `rules::strike::standing` needs to know of a buyer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BuyerRecord {
+    pub strikes: Vec<Strike>,
+    pub operator_block_until: Option<UnixMs>,
+}

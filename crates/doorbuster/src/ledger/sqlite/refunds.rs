@@ -1,0 +1,245 @@
+//! Money on its way back, in SQLite. Asking the provider, and how often, is the business of whoever calls; here stands
+//! what was asked, with one key per payment, and what came of it.
+
+use rules::id::{OrderId, PaymentId};
+use rules::order::{Event as OrderEvent, State as OrderState};
+use rules::payment::{Event, RefundReason, State};
+use rules::time::UnixMs;
+use rusqlite::{Transaction, params};
+
+use super::orders::{Shelf, find, write_event};
+use super::payments::{self, PAYMENT_COLUMNS, read_payment, step, write};
+use super::{Lane, SqliteLedger};
+use crate::ledger::money::{Payment, RefundAsked, RefundEnd, Released};
+use crate::ledger::{LedgerError, LedgerResult, Order};
+
+/// What a provider says about a refund.
+#[derive(Clone, Debug)]
+pub(super) enum RefundWord {
+    Done,
+    Failed(String),
+}
+
+impl SqliteLedger {
+    /// The operator wants the money of a paid order returned, or tries again after the provider refused. `restock` says
+    /// whether its units go back on sale once the money is back; until then the order keeps them.
+    ///
+    /// Durable when it returns: the payment is among [`SqliteLedger::refunds_due`]. A retry is
+    /// [`RefundAsked::Before`].
+    pub async fn refund_order(&self, id: OrderId, restock: bool, now: UnixMs) -> LedgerResult<RefundAsked> {
+        self.transact(Lane::Settle, move |transaction| refund_order(transaction, id, restock, now)).await
+    }
+
+    /// Tries again to return money that the provider refused to return; an order that it had paid is `refunding`
+    /// again. Answers the payment; a retry, or a payment that is not in that state, changes nothing and is `None`.
+    pub async fn retry_refund(&self, id: PaymentId, now: UnixMs) -> LedgerResult<Option<Payment>> {
+        self.transact(Lane::Settle, move |transaction| {
+            let failed = |payment: &Payment| payment.status.state == State::RefundFailed;
+            let Some(mut payment) = payments::find(transaction, id)?.filter(failed) else { return Ok(None) };
+            begin_again(transaction, &mut payment, now)?;
+            Ok(Some(payment))
+        })
+        .await
+    }
+
+    /// Payments whose money must go back and whose provider is to be asked by now, the longest due first.
+    pub async fn refunds_due(&self, now: UnixMs, limit: u32) -> LedgerResult<Vec<Payment>> {
+        self.read(move |connection| {
+            let sql = format!(
+                "select {PAYMENT_COLUMNS} from payments where next_try_at <= ?1
+                 order by next_try_at, payment_no limit ?2"
+            );
+            let mut statement = connection.prepare_cached(&sql)?;
+            let rows = statement.query_map(params![now.0, limit], |row| read_payment(row, 0))?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
+    /// Writes down that the provider is asked now, before it is: whoever dies in between asks again, with the same
+    /// `refund_key`. `next_try_at` is when to ask again if no word comes. Durable when it returns; each call counts
+    /// as an attempt. `None` when there is nothing to be asked any more.
+    pub async fn refund_begun(
+        &self,
+        id: PaymentId,
+        next_try_at: UnixMs,
+        now: UnixMs,
+    ) -> LedgerResult<Option<Payment>> {
+        self.transact(Lane::Settle, move |transaction| {
+            let Some(mut payment) = payments::find(transaction, id)? else { return Ok(None) };
+            match payment.status.state {
+                State::RefundDue => step(transaction, &mut payment, Event::RefundStarted, now)?,
+                State::Refunding => {}
+                State::Started
+                | State::Closed
+                | State::Captured
+                | State::Applied
+                | State::Refunded
+                | State::RefundFailed => return Ok(None),
+            }
+            payment.attempts = payment.attempts.saturating_add(1);
+            payment.next_try_at = Some(next_try_at);
+            write(transaction, &payment)?;
+            Ok(Some(payment))
+        })
+        .await
+    }
+
+    /// The money is back. An order that it had paid becomes `refunded` and lets go of its units, which return to the
+    /// shelf or, if the operator chose so, lower the stock, all in one transaction. Durable when it returns; a retry
+    /// is [`RefundEnd::Before`].
+    pub async fn refund_done(&self, id: PaymentId, now: UnixMs) -> LedgerResult<RefundEnd> {
+        self.end_refund(id, RefundWord::Done, now).await
+    }
+
+    /// The provider refuses for good to return the money; `problem` is what the operator reads. An order that it had
+    /// paid becomes `refund_failed` and keeps its units. Durable when it returns; a retry is [`RefundEnd::Before`].
+    pub async fn refund_failed(
+        &self,
+        id: PaymentId,
+        problem: String,
+        now: UnixMs,
+    ) -> LedgerResult<RefundEnd> {
+        self.end_refund(id, RefundWord::Failed(problem), now).await
+    }
+
+    async fn end_refund(&self, id: PaymentId, word: RefundWord, now: UnixMs) -> LedgerResult<RefundEnd> {
+        self.transact(Lane::Settle, move |transaction| match payments::find(transaction, id)? {
+            Some(payment) => end(transaction, payment, &word, now),
+            None => Ok(RefundEnd::NotFound),
+        })
+        .await
+    }
+}
+
+fn refund_order(
+    transaction: &Transaction<'_>,
+    id: OrderId,
+    restock: bool,
+    now: UnixMs,
+) -> LedgerResult<RefundAsked> {
+    let Some(mut order) = find(transaction, id)? else { return Ok(RefundAsked::NotFound) };
+    let of_order = payments::of_order(transaction, id)?;
+    let its_own = of_order.into_iter().find(|payment| payment.status.is_the_orders());
+    let Some(mut payment) = its_own else { return Ok(RefundAsked::NotRefundable(order.status.state)) };
+    match order.status.state {
+        OrderState::Paid => {
+            payment.restock = restock;
+            step(transaction, &mut payment, Event::RefundDue(RefundReason::Requested), now)?;
+            write_event(transaction, &mut order, OrderEvent::RefundStarted, Shelf::Same, now)?;
+            Ok(RefundAsked::Begun { order: Box::new(order), payment: payment.id })
+        }
+        OrderState::RefundFailed => {
+            payment.restock = restock;
+            let order = begin_again(transaction, &mut payment, now)?.unwrap_or(order);
+            Ok(RefundAsked::Begun { order: Box::new(order), payment: payment.id })
+        }
+        OrderState::Refunding | OrderState::Refunded => Ok(RefundAsked::Before(Box::new(order))),
+        OrderState::Queued | OrderState::AwaitingPayment | OrderState::Closed | OrderState::Refused => {
+            Ok(RefundAsked::NotRefundable(order.status.state))
+        }
+    }
+}
+
+/// A refund that failed is under way again, and so is its order.
+fn begin_again(
+    transaction: &Transaction<'_>,
+    payment: &mut Payment,
+    now: UnixMs,
+) -> LedgerResult<Option<Order>> {
+    step(transaction, payment, Event::RefundStarted, now)?;
+    let mut order = paid_by(transaction, payment)?;
+    if let Some(order) = &mut order {
+        write_event(transaction, order, OrderEvent::RefundStarted, Shelf::Same, now)?;
+    }
+    Ok(order)
+}
+
+/// The order that this money had paid, if it ever paid one.
+fn paid_by(transaction: &Transaction<'_>, payment: &Payment) -> LedgerResult<Option<Order>> {
+    match payment.order.filter(|_| payment.status.is_the_orders()) {
+        None => Ok(None),
+        Some(id) => match find(transaction, id)? {
+            Some(order) => Ok(Some(order)),
+            None => Err(LedgerError::Failed(anyhow::anyhow!("the order of payment {} is gone", payment.id))),
+        },
+    }
+}
+
+pub(super) fn end(
+    transaction: &Transaction<'_>,
+    payment: Payment,
+    word: &RefundWord,
+    now: UnixMs,
+) -> LedgerResult<RefundEnd> {
+    match (payment.status.state, word) {
+        (State::Refunding, RefundWord::Done) => done(transaction, payment, now),
+        (State::Refunding, RefundWord::Failed(problem)) => failed(transaction, payment, problem, now),
+        (State::Refunded, RefundWord::Done) | (State::RefundFailed, RefundWord::Failed(_)) => {
+            Ok(RefundEnd::Before(payment))
+        }
+        (State::Started | State::Closed | State::Captured | State::Applied | State::RefundDue, _)
+        | (State::Refunded, RefundWord::Failed(_))
+        | (State::RefundFailed, RefundWord::Done) => Ok(RefundEnd::Unasked(payment)),
+    }
+}
+
+fn done(transaction: &Transaction<'_>, mut payment: Payment, now: UnixMs) -> LedgerResult<RefundEnd> {
+    payment.problem = None;
+    step(transaction, &mut payment, Event::RefundDone, now)?;
+    let released = match paid_by(transaction, &payment)? {
+        None => None,
+        Some(mut order) => {
+            let shelf = if payment.restock { Shelf::Same } else { Shelf::Lowered };
+            let change_no = write_event(transaction, &mut order, OrderEvent::RefundDone, shelf, now)?;
+            Some(Box::new(Released { order, change_no, restock: payment.restock }))
+        }
+    };
+    if released.is_none() {
+        note(transaction, &payment, "payment.refunded", now)?;
+    }
+    Ok(RefundEnd::Done { payment, released })
+}
+
+fn failed(
+    transaction: &Transaction<'_>,
+    mut payment: Payment,
+    problem: &str,
+    now: UnixMs,
+) -> LedgerResult<RefundEnd> {
+    payment.problem = Some(problem.to_owned());
+    step(transaction, &mut payment, Event::RefundFailed, now)?;
+    let mut order = paid_by(transaction, &payment)?;
+    match &mut order {
+        Some(order) => {
+            write_event(transaction, order, OrderEvent::RefundFailed, Shelf::Same, now)?;
+        }
+        None => note(transaction, &payment, "payment.refund_failed", now)?,
+    }
+    Ok(RefundEnd::Failed { payment, order: order.map(Box::new) })
+}
+
+/// Tells of money that goes back without ever having paid an order; what pays an order is told of by the order's own
+/// events. It is none of the order's facts, so it has no `seq`.
+pub(super) fn note(
+    transaction: &Transaction<'_>,
+    payment: &Payment,
+    kind: &str,
+    now: UnixMs,
+) -> LedgerResult<()> {
+    let data = serde_json::json!({
+        "payment_id": payment.id,
+        "provider": payment.provider,
+        "capture_id": payment.capture_id,
+        "money": payment.money,
+        "reason": payment.status.reason,
+    });
+    transaction
+        .prepare_cached(
+            "insert into events (type, at, sale_no, offer_no, order_no, data)
+             select ?2, ?3, sale_no, offer_no, order_no, ?4
+             from (select 1) left join orders on order_id = ?1 left join offers using (offer_no)",
+        )?
+        .execute(params![payment.order.map(OrderId::to_bytes), kind, now.0, data.to_string()])?;
+    Ok(())
+}

@@ -1,0 +1,391 @@
+//! Captured money in SQLite: taking notifications, and writing down what `rules::payment` decides about each capture.
+//! Knows neither providers nor signatures: what comes here was verified.
+
+use std::sync::Arc;
+
+use rules::admission::readmit;
+use rules::id::{OrderId, PaymentId};
+use rules::order::{Event as OrderEvent, Reason, Version};
+use rules::payment::{
+    self, Capture, CaptureKey, Event, Finder, RefundReason, Revival, RevivalRecord, Settlement, State,
+    Status, Subject,
+};
+use rules::time::UnixMs;
+use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
+
+use super::orders::{Shelf, find, write_event};
+use super::payments::{self, PAYMENT_COLUMNS, insert, read_payment, step};
+use super::refunds::{self, RefundWord};
+use super::{Lane, SqliteLedger, column, signed, strikes};
+use crate::ledger::money::{Absent, Names, Notice, Payment, QueueIsDrained, Settled, Taken, Told};
+use crate::ledger::{LedgerError, LedgerResult, Order, Record, Recorded};
+use crate::queue::{Claim, Revive};
+
+impl SqliteLedger {
+    /// Takes a verified notification: its id, the capture or refund it tells of, and what follows from that, in one
+    /// transaction.
+    ///
+    /// Durable when it returns, so the provider may be told to forget it. A retry, and every further delivery, is
+    /// [`Taken::Duplicate`]; another notification of the same capture is [`Settled::Duplicate`] once that is decided.
+    /// Undecided captures of the same order that came before are decided first.
+    pub async fn take_notice(&self, notice: Notice, now: UnixMs) -> LedgerResult<Taken> {
+        self.transact(Lane::Settle, move |transaction| take(transaction, &notice, now)).await
+    }
+
+    /// Decides a capture that waits, with what is known by now. `absent` says what it means that its order is not in
+    /// the ledger. Durable when it returns; a retry is [`Settled::Duplicate`] or waits on.
+    pub async fn settle_capture(&self, id: PaymentId, absent: Absent, now: UnixMs) -> LedgerResult<Settled> {
+        self.transact(Lane::Settle, move |transaction| match payments::find(transaction, id)? {
+            Some(payment) => settle(transaction, payment, absent, now),
+            None => Ok(Settled::NotFound),
+        })
+        .await
+    }
+
+    /// Captures that are not decided, in the order in which they are to be: those after the number `after`.
+    pub async fn waiting_captures(&self, after: u64, limit: u32) -> LedgerResult<Vec<Payment>> {
+        self.read(move |connection| {
+            let sql = format!(
+                "select {PAYMENT_COLUMNS} from payments
+                 where state = 'captured' and payment_no > ?1 order by payment_no limit ?2"
+            );
+            let mut statement = connection.prepare_cached(&sql)?;
+            let rows = statement.query_map(params![signed(after), limit], |row| read_payment(row, 0))?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
+    /// Gives late money back: the gate had no unit for it, or its buyer has another order. Durable when it returns. A
+    /// capture that was decided meanwhile stays so ([`Settled::Duplicate`]), as it does for a retry.
+    pub async fn refund_late(
+        &self,
+        id: PaymentId,
+        reason: RefundReason,
+        now: UnixMs,
+    ) -> LedgerResult<Settled> {
+        self.transact(Lane::Settle, move |transaction| {
+            let Some(payment) = payments::find(transaction, id)? else { return Ok(Settled::NotFound) };
+            if payment.status.state != State::Captured {
+                return Ok(Settled::Duplicate);
+            }
+            send_back(transaction, payment, reason, now)
+        })
+        .await
+    }
+
+    /// Looks for units for late money in the ledger alone, where no gate and no queue has a word in it any more, and
+    /// revives the order or gives the money back. Durable when it returns; a retry is [`Settled::Duplicate`].
+    pub async fn revive_alone(
+        &self,
+        id: PaymentId,
+        _drained: QueueIsDrained,
+        now: UnixMs,
+    ) -> LedgerResult<Settled> {
+        self.transact(Lane::Settle, move |transaction| {
+            let Some(payment) = payments::find(transaction, id)? else { return Ok(Settled::NotFound) };
+            match settle(transaction, payment.clone(), Absent::WillNotCome, now)? {
+                Settled::ReviveNeeded { order, .. } => revive_alone(transaction, payment, *order, now),
+                decided @ (Settled::Applied { .. }
+                | Settled::RefundDue { .. }
+                | Settled::Duplicate
+                | Settled::Wait
+                | Settled::NotFound) => Ok(decided),
+            }
+        })
+        .await
+    }
+}
+
+fn take(transaction: &Transaction<'_>, notice: &Notice, now: UnixMs) -> LedgerResult<Taken> {
+    let key = notice.told.key();
+    let before = transaction
+        .prepare_cached("select 1 from deliveries where provider = ?1 and event_id = ?2")?
+        .exists(params![key.provider(), notice.event_id])?;
+    if before {
+        return Ok(Taken::Duplicate);
+    }
+    let known = find_capture(transaction, key)?;
+    let (payment_no, taken) = match (&notice.told, known) {
+        (Told::Captured { capture, names, fresh }, known) => {
+            let payment = match known {
+                Some(payment) => payment,
+                None => write_down(transaction, capture, names, *fresh, now)?,
+            };
+            (payment.no, Taken::Capture(settle(transaction, payment, Absent::MayCome, now)?))
+        }
+        (_, None) => return Ok(Taken::UnknownCapture),
+        (Told::Refunded { .. }, Some(payment)) => {
+            (payment.no, ended(transaction, payment, &RefundWord::Done, now)?)
+        }
+        (Told::RefundFailed { problem, .. }, Some(payment)) => {
+            let word = RefundWord::Failed(problem.clone());
+            (payment.no, ended(transaction, payment, &word, now)?)
+        }
+    };
+    transaction
+        .prepare_cached(
+            "insert into deliveries (provider, event_id, payment_no, taken_at) values (?1, ?2, ?3, ?4)",
+        )?
+        .execute(params![key.provider(), notice.event_id, signed(payment_no), now.0])?;
+    Ok(taken)
+}
+
+fn ended(
+    transaction: &Transaction<'_>,
+    payment: Payment,
+    word: &RefundWord,
+    now: UnixMs,
+) -> LedgerResult<Taken> {
+    Ok(Taken::Refund(Box::new(refunds::end(transaction, payment, word, now)?)))
+}
+
+fn find_capture(connection: &Connection, key: &CaptureKey) -> rusqlite::Result<Option<Payment>> {
+    let sql = format!("select {PAYMENT_COLUMNS} from payments where provider = ?1 and capture_id = ?2");
+    connection
+        .prepare_cached(&sql)?
+        .query_row(params![key.provider(), key.capture()], |row| read_payment(row, 0))
+        .optional()
+}
+
+/// Writes a capture down that was not known: on the payment that it belongs to, or, if that has its money, beside it.
+fn write_down(
+    transaction: &Transaction<'_>,
+    capture: &Capture,
+    names: &Names,
+    fresh: PaymentId,
+    now: UnixMs,
+) -> LedgerResult<Payment> {
+    let (reference, named) = match names {
+        Names::Payment(reference) => (reference.clone(), find_named(transaction, &capture.key, reference)?),
+        Names::Order(order) => (order.to_string(), None),
+    };
+    let order = match (&named, names) {
+        (Some(payment), _) => payment.order,
+        (None, Names::Order(order)) => Some(*order),
+        (None, Names::Payment(_)) => None,
+    };
+    let capture_id = Some(capture.key.capture().to_owned());
+    match named {
+        Some(mut payment) if matches!(payment.status.state, State::Started | State::Closed) => {
+            (payment.capture_id, payment.money) = (capture_id, capture.money);
+            step(transaction, &mut payment, Event::Captured, now)?;
+            Ok(payment)
+        }
+        _ => insert(
+            transaction,
+            Payment {
+                no: 0,
+                id: fresh,
+                order,
+                provider: capture.key.provider().to_owned(),
+                reference,
+                capture_id,
+                status: Status::CAPTURED,
+                money: capture.money,
+                provider_ref: None,
+                pay_url: None,
+                started_at: now,
+                captured_at: Some(now),
+                ended_at: None,
+                refund_key: fresh.to_string(),
+                restock: true,
+                attempts: 0,
+                next_try_at: None,
+                problem: None,
+            },
+        ),
+    }
+}
+
+/// The payment that was started under this name. Captures beside it have the same name and came later.
+fn find_named(
+    connection: &Connection,
+    key: &CaptureKey,
+    reference: &str,
+) -> rusqlite::Result<Option<Payment>> {
+    let sql = format!(
+        "select {PAYMENT_COLUMNS} from payments where provider = ?1 and reference = ?2
+         order by payment_no limit 1"
+    );
+    connection
+        .prepare_cached(&sql)?
+        .query_row(params![key.provider(), reference], |row| read_payment(row, 0))
+        .optional()
+}
+
+/// Decides a capture, after those of the same order that came before it: right money must not go back because of
+/// wrong money that nobody has looked at yet.
+fn settle(
+    transaction: &Transaction<'_>,
+    payment: Payment,
+    absent: Absent,
+    now: UnixMs,
+) -> LedgerResult<Settled> {
+    let undecided = |other: &Payment| other.no < payment.no && other.status.state == State::Captured;
+    if let Some(order) = payment.order {
+        let before = payments::of_order(transaction, order)?;
+        for earlier in before.into_iter().filter(undecided) {
+            settle_one(transaction, earlier, absent, now)?;
+        }
+    }
+    settle_one(transaction, payment, absent, now)
+}
+
+fn settle_one(
+    transaction: &Transaction<'_>,
+    payment: Payment,
+    absent: Absent,
+    now: UnixMs,
+) -> LedgerResult<Settled> {
+    let order = find_order(transaction, payment.order)?;
+    let siblings = match payment.order {
+        Some(order) => payments::of_order(transaction, order)?,
+        None => vec![payment.clone()],
+    };
+    let siblings = siblings.iter().map(as_rules_see_it).collect::<LedgerResult<Vec<_>>>()?;
+    let Some(capture) = capture_of(&payment)? else { return Ok(Settled::NotFound) };
+    let subject = match (&order, absent) {
+        (Some(order), _) => Subject::Order { status: order.status, total: payments::total(order) },
+        (None, Absent::MayCome) => Subject::NotYet,
+        (None, Absent::WillNotCome) => Subject::Unknown,
+    };
+    match (payment::settle(subject, &siblings, &capture), order) {
+        (Settlement::Apply, Some(order)) => {
+            apply(transaction, payment, order, OrderEvent::PaymentApplied, now)
+        }
+        (Settlement::Revive, Some(order)) => {
+            Ok(Settled::ReviveNeeded { payment: payment.id, order: Box::new(order) })
+        }
+        (Settlement::RefundDue(reason), _) => send_back(transaction, payment, reason, now),
+        (Settlement::Duplicate, _) => Ok(Settled::Duplicate),
+        (Settlement::Wait | Settlement::Apply | Settlement::Revive, _) => Ok(Settled::Wait),
+    }
+}
+
+fn find_order(connection: &Connection, order: Option<OrderId>) -> rusqlite::Result<Option<Order>> {
+    order.map_or(Ok(None), |order| find(connection, order))
+}
+
+fn as_rules_see_it(payment: &Payment) -> LedgerResult<payment::Payment> {
+    let capture = capture_of(payment)?.map(|capture| capture.key);
+    Ok(payment::Payment { capture, status: payment.status })
+}
+
+fn capture_of(payment: &Payment) -> LedgerResult<Option<Capture>> {
+    let Some(capture_id) = &payment.capture_id else { return Ok(None) };
+    let key =
+        CaptureKey::new(&payment.provider, capture_id).map_err(|error| LedgerError::Failed(error.into()))?;
+    Ok(Some(Capture { key, money: payment.money }))
+}
+
+fn apply(
+    transaction: &Transaction<'_>,
+    payment: Payment,
+    order: Order,
+    event: OrderEvent,
+    now: UnixMs,
+) -> LedgerResult<Settled> {
+    let (order, closed) = pay(transaction, payment, order, event, now)?;
+    Ok(Settled::Applied { order: Box::new(order), closed })
+}
+
+/// The order is paid by this money. Whatever else was open for it is closed.
+fn pay(
+    transaction: &Transaction<'_>,
+    mut payment: Payment,
+    mut order: Order,
+    event: OrderEvent,
+    now: UnixMs,
+) -> LedgerResult<(Order, Option<Box<Payment>>)> {
+    order.payment = Some(payment.id);
+    write_event(transaction, &mut order, event, Shelf::Same, now)?;
+    strikes::lift_for(transaction, &order, event, now)?;
+    step(transaction, &mut payment, Event::Applied, now)?;
+    let closed = payments::close_open(transaction, order.id, now)?;
+    Ok((order, closed))
+}
+
+fn send_back(
+    transaction: &Transaction<'_>,
+    mut payment: Payment,
+    reason: RefundReason,
+    now: UnixMs,
+) -> LedgerResult<Settled> {
+    step(transaction, &mut payment, Event::RefundDue(reason), now)?;
+    refunds::note(transaction, &payment, "payment.refund_due", now)?;
+    Ok(Settled::RefundDue { payment: payment.id, reason })
+}
+
+fn revive_alone(
+    transaction: &Transaction<'_>,
+    payment: Payment,
+    order: Order,
+    now: UnixMs,
+) -> LedgerResult<Settled> {
+    let live = live_order(transaction, &order)?;
+    let free = free_units(transaction, &order)?;
+    match payment::revival(readmit(order.id, live, free, order.quantity, || true), Finder::Ledger) {
+        Revival::Claimed => apply(transaction, payment, order, OrderEvent::Revived, now),
+        Revival::RefundDue(reason) => send_back(transaction, payment, reason, now),
+        Revival::Wait => Ok(Settled::Wait),
+    }
+}
+
+/// Records a claim that late money made. `fits` says whether there are units for it.
+pub(super) fn record_revival(
+    transaction: &Transaction<'_>,
+    claim: &Claim,
+    revive: Revive,
+    fits: bool,
+    now: UnixMs,
+) -> LedgerResult<Record> {
+    let nothing = |reason| Record { outcome: Recorded::Refused(reason), order: None };
+    let Some(mut order) = find(transaction, claim.order)? else { return Ok(nothing(Reason::Internal)) };
+    if order.buyer != claim.buyer || order.offer != claim.offer || order.quantity != claim.quantity {
+        return Ok(nothing(Reason::IdClash));
+    }
+    let Some(payment) = payments::find(transaction, revive.payment)? else {
+        return Ok(nothing(Reason::Internal));
+    };
+    let obstacle = match live_order(transaction, &order)? {
+        Some(_) => Some(RefundReason::OtherLive),
+        None if !fits => Some(RefundReason::NoUnitLeft),
+        None => None,
+    };
+    let version = Version { status: order.status, seq: order.seq };
+    let outcome = match payment::record_revival(version, revive.closing_seq, payment.status, obstacle) {
+        RevivalRecord::Repeat => Recorded::RevivalRepeat,
+        RevivalRecord::Revived => {
+            order = pay(transaction, payment, order, OrderEvent::Revived, now)?.0;
+            Recorded::Revived
+        }
+        RevivalRecord::NotRevived { refund } => {
+            write_event(transaction, &mut order, OrderEvent::NotRevived, Shelf::Same, now)?;
+            if let Some(reason) = refund {
+                send_back(transaction, payment, reason, now)?;
+            }
+            Recorded::NotRevived { refund }
+        }
+    };
+    Ok(Record { outcome, order: Some(Arc::new(order)) })
+}
+
+/// The live order that this order's buyer has of its offer, and how many units it holds.
+fn live_order(connection: &Connection, order: &Order) -> rusqlite::Result<Option<(OrderId, u32)>> {
+    connection
+        .prepare_cached(
+            "select order_id, quantity from orders join offers using (offer_no)
+             where buyer = ?1 and slot = 0 and offer_id = ?2",
+        )?
+        .query_row(params![order.buyer.as_str(), order.offer.to_bytes()], |row| {
+            Ok((OrderId(column::id(row, 0)?), column::count(row, 1)?))
+        })
+        .optional()
+}
+
+fn free_units(connection: &Connection, order: &Order) -> rusqlite::Result<u32> {
+    connection
+        .prepare_cached("select stock - live_units from offers where offer_id = ?1")?
+        .query_row([order.offer.to_bytes()], |row| column::count(row, 0))
+}
