@@ -68,6 +68,9 @@ mod operator_orders;
 /// Copies of images.
 mod images;
 
+/// Events on their way to the shop.
+mod webhooks;
+
 /// Requests with an Idempotency-Key.
 mod operator_repeat;
 

@@ -222,7 +222,7 @@ pub(super) fn remember(transaction: &Transaction<'_>, keyed: &KeyedAnswer, now: 
 }
 
 /// One entry more than the limit was asked for: it tells whether there are more.
-fn page<T>(mut entries: Vec<T>, limit: u32) -> (Vec<T>, bool) {
+pub(super) fn page<T>(mut entries: Vec<T>, limit: u32) -> (Vec<T>, bool) {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let more = entries.len() > limit;
     entries.truncate(limit);

@@ -2,13 +2,19 @@
 
 mod buyers;
 
+mod events;
+
 mod orders;
 
 mod sales;
 
+mod webhooks;
+
 pub use buyers::Answer;
+pub use events::{Event, Fate, Outgoing, Past, Settled, Settlement, Taken};
 pub use orders::Remembered;
 pub use sales::OfferRow;
+pub use webhooks::{ParkedEvent, Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +33,7 @@ use crate::queue::sqlite::{CommitFailure, Sharing, classify_commit, open_reader,
 const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0001_ledger.sql"),
     include_str!("../../../migrations/sqlite/0002_image_copies.sql"),
+    include_str!("../../../migrations/sqlite/0004_webhooks.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.
