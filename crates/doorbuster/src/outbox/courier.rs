@@ -210,9 +210,9 @@ impl Courier {
             let work = &mut self.work;
             let delivery = match work.breaker.room(self.app.clock.now(), work.under_way.len(), most) {
                 Room::None => return,
-                Room::Places(_) => work.window.next(),
+                Room::Places(_) => work.window.first_ready(),
                 Room::Probe => {
-                    let probe = work.window.next_probe();
+                    let probe = work.window.probe();
                     if probe.is_some() {
                         work.breaker.probe();
                     }

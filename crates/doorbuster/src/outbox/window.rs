@@ -84,17 +84,17 @@ impl Window {
     }
 
     /// The next event to send. Its lane waits until [`Window::delivered`] or [`Window::failed`] is told about it.
-    pub fn next(&mut self) -> Option<Outgoing> {
+    pub fn first_ready(&mut self) -> Option<Outgoing> {
         let lane = self.ready.pop_front()?;
         self.lanes.get(&lane)?.front().cloned()
     }
 
     /// The event to ask a failing receiver with: one that was tried least, since it may be the event that is bad.
-    pub fn next_probe(&mut self) -> Option<Outgoing> {
+    pub fn probe(&mut self) -> Option<Outgoing> {
         let tried = |lane: &i64| self.lanes.get(lane).and_then(VecDeque::front).map(attempts_of);
         let least = (0..self.ready.len()).min_by_key(|place| self.ready.get(*place).and_then(tried))?;
         self.ready.swap(0, least);
-        self.next()
+        self.first_ready()
     }
 
     /// The lane's first event is with its receiver.
@@ -228,7 +228,7 @@ mod tests {
     }
 
     fn next_no(window: &mut Window) -> Option<u64> {
-        window.next().map(|delivery| delivery.event.no)
+        window.first_ready().map(|delivery| delivery.event.no)
     }
 
     #[test]
@@ -246,7 +246,7 @@ mod tests {
     fn the_cursor_stays_before_the_first_event_without_a_fate() {
         let mut window = Window::new(1, 0);
         window.add(taken(&[(1, 7), (2, 8), (5, 9)]));
-        while window.next().is_some() {}
+        while window.first_ready().is_some() {}
         window.delivered(8);
         window.delivered(9);
         assert_eq!((window.settlement().cursor, window.has_moved()), (0, false));
@@ -310,7 +310,7 @@ mod tests {
         let deliveries =
             vec![delivery(1, 1, tried(5)), delivery(2, 2, tried(3)), delivery(10, 3, Past::Fresh)];
         window.add(Taken { deliveries, read_to: 10, next_due: None });
-        assert_eq!(window.next_probe().unwrap().event.no, 10);
-        assert_eq!(window.next_probe().unwrap().event.no, 2);
+        assert_eq!(window.probe().unwrap().event.no, 10);
+        assert_eq!(window.probe().unwrap().event.no, 2);
     }
 }

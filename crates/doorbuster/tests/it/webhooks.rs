@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 
 use crate::app::{TestApp, TestSale, assert_code, draft, with_manual_clock};
 use crate::operator_sales::eventually;
+use crate::receiver::{Books, Outcome};
 
 const INSIDE: &str = "webhooks.private_addresses=true";
 
@@ -336,7 +337,9 @@ async fn a_replay_since_a_time_repeats_everything_from_then_on_under_the_same_id
     eventually("six events come again", async || receiver.asked().len() == first + 6).await;
     let asked = receiver.asked();
     let ids = |gots: &[Got]| gots.iter().map(|got| got.id().to_owned()).collect::<BTreeSet<_>>();
-    assert_eq!(ids(&asked[first..]), ids(&asked[first - 6..first]));
+    // Ids sort as the events happened.
+    let latest: BTreeSet<_> = ids(&asked[..first]).into_iter().rev().take(6).collect();
+    assert_eq!(ids(&asked[first..]), latest);
     assert_eq!(receiver.taken().len(), first, "nothing that a receiver would take for new");
 }
 
@@ -383,8 +386,9 @@ async fn an_answer_that_sends_us_elsewhere_is_a_failure() {
 async fn nobody_can_make_us_call_the_services_beside_us() {
     let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
     let receiver = Receiver::open(|_| Reply::Status(500)).await;
-    let by_name = receiver.url().replace("127.0.0.1", "localhost").replace("http:", "https:");
-    let hooks = [hook(&app, &receiver.url()).await, hook(&app, &by_name).await];
+    let secure = receiver.url().replace("http:", "https:");
+    let by_name = secure.replace("127.0.0.1", "localhost");
+    let hooks = [hook(&app, &secure).await, hook(&app, &by_name).await];
     let app = TestApp::on(app.stop().await, clock, &[KEEP]).await;
     app.open_sale(1).await;
     for hook in &hooks {
@@ -572,4 +576,74 @@ async fn a_receiver_that_is_left_alone_is_asked_again_and_then_gets_all() {
     .await;
     assert_in_order(&receiver, 22);
     assert_eq!(app.app.metrics.webhooks_resting.get(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_receiver_takes_each_event_once_and_believes_nobody_else() {
+    let app = TestApp::with(&[INSIDE]).await;
+    let folder = tempfile::tempdir().unwrap();
+    // In between stands one who hears all, to forward it changed, and twice.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let inner = format!("http://{}/hooks", listener.local_addr().unwrap());
+    let outer = Receiver::open(|_| Reply::Status(200)).await;
+    let hook = hook(&app, &outer.url()).await;
+    let secret = hook["secret"].as_str().unwrap();
+    let books = Arc::new(Books::open(&folder.path().join("points.db"), &[secret]).unwrap());
+    let router = crate::receiver::router(Arc::clone(&books));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..3).await;
+    eventually("all events are there", async || outer.count("order.closed") == 3).await;
+    let forward = async |got: &Got, bytes: Bytes| {
+        let mut request = app.client.post(&inner).body(bytes);
+        for name in ["webhook-id", "webhook-timestamp", "webhook-signature"] {
+            request = request.header(name, got.headers[name].clone());
+        }
+        request.send().await.unwrap().status().as_u16()
+    };
+    for got in outer.taken() {
+        let changed = String::from_utf8(got.bytes.to_vec()).unwrap().replacen("buyer", "BUYER", 1);
+        if changed.as_bytes() != got.bytes {
+            assert_eq!(forward(&got, changed.into()).await, 401, "a changed byte is not believed");
+        }
+        for _ in 0..2 {
+            assert_eq!(forward(&got, got.bytes.clone()).await, 204);
+        }
+    }
+    for number in 0..3 {
+        let messages = books.messages(&format!("buyer-{number}")).unwrap();
+        assert_eq!(messages.len(), 1, "{messages:?}");
+        assert!(messages[0].ends_with("is yours. Please pay it in time."), "{messages:?}");
+    }
+    let got = outer.taken().pop().unwrap();
+    let sent_s: i64 = got.headers["webhook-timestamp"].to_str().unwrap().parse().unwrap();
+    let outcome = |now_s| books.take(&got.headers, &got.bytes, now_s).unwrap();
+    assert_eq!([outcome(sent_s + 300), outcome(sent_s + 301)], [Outcome::Repeat, Outcome::NotBelieved]);
+}
+
+#[test]
+fn the_example_receiver_gives_points_once_and_takes_them_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = doorbuster::outbox::signature::Secret::random();
+    let books = Books::open(&folder.path().join("points.db"), &[&secret.reveal()]).unwrap();
+    let deliver = |id: &str, kind: &str, reason: &str| {
+        let facts =
+            json!({"buyer": "ann", "total": {"amount": 149_900, "currency": "CNY"}, "reason": reason});
+        let body = json!({"data": {"type": kind, "order_id": "o1", "data": facts}}).to_string();
+        let mut headers = HeaderMap::new();
+        let signature = doorbuster::outbox::signature::sign([&secret], id, 1_000, body.as_bytes());
+        for (name, value) in
+            [("webhook-id", id), ("webhook-timestamp", "1000"), ("webhook-signature", &signature)]
+        {
+            headers.insert(http::HeaderName::try_from(name).unwrap(), value.parse().unwrap());
+        }
+        books.take(&headers, body.as_bytes(), 1_100).unwrap()
+    };
+    assert_eq!(deliver("e1", "order.paid", ""), Outcome::Taken);
+    assert_eq!(deliver("e1", "order.paid", ""), Outcome::Repeat);
+    assert_eq!(books.points("ann").unwrap(), 1_499);
+    assert_eq!(deliver("e2", "order.refunded", ""), Outcome::Taken);
+    assert_eq!(deliver("e3", "order.closed", "timeout"), Outcome::Taken);
+    assert_eq!(deliver("e4", "sale.paused", ""), Outcome::Taken);
+    assert_eq!((books.points("ann").unwrap(), books.messages("ann").unwrap().len()), (0, 3));
 }
