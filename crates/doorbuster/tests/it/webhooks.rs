@@ -647,3 +647,80 @@ fn the_example_receiver_gives_points_once_and_takes_them_back() {
     assert_eq!(deliver("e4", "sale.paused", ""), Outcome::Taken);
     assert_eq!((books.points("ann").unwrap(), books.messages("ann").unwrap().len()), (0, 3));
 }
+
+/// The real binary, killed while it delivers.
+mod heavy {
+    use testkit::process::{Process, Program};
+
+    use super::*;
+    use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET};
+
+    /// Orders per life of the process, and its lives.
+    const ORDERS: u32 = 30;
+    const LIVES: u32 = 4;
+
+    fn start(folder: &std::path::Path) -> (Process, String) {
+        let process = Program::new(env!("CARGO_BIN_EXE_doorbuster"))
+            .args(["serve", "--set", "listen=127.0.0.1:0", "--set", "limits.per_ip_per_s=0", "--set", INSIDE])
+            .arg("--data-dir")
+            .arg(folder)
+            .env("DOORBUSTER_ADMIN_KEY", ADMIN_KEY)
+            .env("DOORBUSTER_AUTH__HS256_SECRET", AUTH_SECRET)
+            .env("DOORBUSTER_PASS__SECRET", PASS_SECRET)
+            .start()
+            .unwrap();
+        let line = process.wait_for_line("listening on ", Duration::from_secs(30)).unwrap();
+        let url = line.trim_start_matches("listening on ").trim().to_owned();
+        (process, url)
+    }
+
+    async fn post(url: String, token: &str, body: Value) -> Value {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let response = client.post(&url).bearer_auth(token).json(&body).send().await.unwrap();
+        assert!(response.status().is_success(), "{url}: {}", response.status());
+        response.json().await.unwrap_or_default()
+    }
+
+    fn token(buyer: &str) -> String {
+        let id = rules::buyer::BuyerId::parse(buyer).unwrap();
+        let secret = secrecy::SecretString::from(AUTH_SECRET);
+        let life = Duration::from_secs(3_600);
+        doorbuster::edge::auth::sign_demo_token(&secret, &id, life, &Clock::system()).unwrap()
+    }
+
+    async fn buy_and_cancel(url: &str, offer: &str, buyer: &str) {
+        let token = token(buyer);
+        let pass = post(format!("{url}/api/v1/offers/{offer}/pass"), &token, json!({})).await;
+        let body = json!({"pass": pass["pass"], "quantity": 1});
+        let order = post(format!("{url}/api/v1/offers/{offer}/orders"), &token, body).await;
+        let id = order["id"].as_str().unwrap();
+        post(format!("{url}/api/v1/orders/{id}/cancel"), &token, json!({})).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_killed_process_loses_no_event_and_keeps_the_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let receiver = Receiver::willing().await;
+        let (mut process, mut url) = start(folder.path());
+        post(format!("{url}/admin/v1/webhooks"), ADMIN_KEY, json!({"url": receiver.url()})).await;
+        let sale = post(format!("{url}/admin/v1/sales"), ADMIN_KEY, draft(1_000)).await;
+        let publish = format!("{url}/admin/v1/sales/{}/publish", sale["id"].as_str().unwrap());
+        post(publish, ADMIN_KEY, json!({})).await;
+        let offer = sale["offers"][0]["id"].as_str().unwrap();
+        for life in 0..LIVES {
+            for number in 0..ORDERS {
+                buy_and_cancel(&url, offer, &format!("buyer-{life}-{number}")).await;
+            }
+            // In the middle of deliveries, so that some are sent and not written down.
+            process.kill().unwrap();
+            process.wait(Duration::from_secs(20)).unwrap();
+            (process, url) = start(folder.path());
+        }
+        let orders = ORDERS * LIVES;
+        eventually("all events are there", async || receiver.count("order.closed") == orders as usize).await;
+        assert_in_order(&receiver, orders as usize);
+        let (asked, taken) = (receiver.asked().len(), receiver.taken().len());
+        println!("{asked} requests for {taken} events");
+        assert_eq!(taken, 2 + 2 * orders as usize);
+    }
+}
