@@ -156,3 +156,21 @@ pub fn client(settings: &WebhooksSettings) -> anyhow::Result<Client> {
     }
     client.build().context("no HTTPS client for webhooks")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+
+    #[tokio::test]
+    async fn no_connection_is_made_to_a_name_that_leads_inside() {
+        let settings = Settings::load(None, std::iter::empty(), &[]).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let url = format!("https://localhost:{}/", listener.local_addr().unwrap().port());
+        let refused = client(&settings.webhooks).unwrap().post(url).send().await.unwrap_err();
+        let why = format!("{:#}", anyhow::Error::from(refused));
+        assert!(why.contains("not a public one"), "{why}");
+        assert!(listener.accept().is_err(), "nobody knocked");
+    }
+}
