@@ -31,7 +31,7 @@ const BORDERS: &[Border] = &[
     Border { names: &["sqlx::"], places: &["ledger"], why: "only the ledger knows the databases" },
     Border {
         names: &["reqwest::"],
-        places: &["payment", "outbox", "edge/auth*", "images", "cli"],
+        places: &["payment", "outbox", "edge/auth*", "images", "guard", "cli"],
         why: "outgoing HTTP belongs to payment, outbox, the key set of the issuer, images and the command line",
     },
     Border {

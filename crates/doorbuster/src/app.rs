@@ -27,7 +27,7 @@ use crate::gate::{Gate, MemoryGate, Roster, SeedOrder};
 use crate::images::Images;
 use crate::ledger::SqliteLedger;
 use crate::ledger::clerk::{Clerk, ClerkEnd};
-use crate::outbox::Hub;
+use crate::outbox::{Dispatch, Hub, dispatch};
 use crate::queue::journal::JournalParts;
 use crate::queue::sqlite::file_version;
 use crate::queue::{Claim, Journal, Journaled, Unrecorded};
@@ -57,6 +57,7 @@ pub struct App {
     pub auth: Authenticator,
     pub challenges: Challenges,
     pub images: Images,
+    pub dispatch: Dispatch,
     /// Tries per buyer.
     pub buyer_rate: Buckets,
     /// Requests per address that carry neither a valid pass nor a valid token.
@@ -268,6 +269,7 @@ pub async fn open(
         auth: Authenticator::from_settings(&settings.auth, clock.clone()).await?,
         challenges: Challenges::new(&settings.challenge, &pass_secret, clock.clone())?,
         images: Images::new(&settings, ledger.image_copies().await?)?,
+        dispatch: Dispatch::new(&settings)?,
         buyer_rate: Buckets::new(limits.per_buyer_per_s, limits.per_buyer_burst, limits.limiter_keys),
         address_rate: Buckets::new(limits.per_ip_per_s, limits.per_ip_burst, limits.limiter_keys),
         in_flight: InFlight::new(limits.in_flight, limits.waiters, limits.reserve),
@@ -374,6 +376,7 @@ fn start_housekeeping(app: &Arc<App>) {
     app.tasks.spawn(async move { keeper.auth.refresh_loop(keeper.shutdown.clone()).await });
     let keeper = Arc::clone(app);
     app.tasks.spawn(async move { keeper.challenges.keep_pictures_ready(keeper.shutdown.clone()).await });
+    app.tasks.spawn(dispatch::run(Arc::clone(app)));
 }
 
 async fn keep_house(app: &Arc<App>) {

@@ -4,7 +4,6 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::Write as _;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,6 @@ use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _};
 use parking_lot::Mutex;
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, Url};
 use rules::sale::Sale;
@@ -21,6 +19,7 @@ use tokio::time::Instant;
 
 use crate::app::App;
 use crate::config::Settings;
+use crate::guard::{PublicOnly, names_private_address};
 use crate::ledger::{ImageCopy, LedgerResult};
 
 /// Where buyers find the copies.
@@ -275,7 +274,7 @@ fn client(settings: &Settings) -> anyhow::Result<Client> {
         }
     }));
     if !private {
-        client = client.dns_resolver(PublicOnly);
+        client = client.dns_resolver(PublicOnly { refusal: PRIVATE });
     }
     if let Some(path) = &settings.images.ca_file {
         let pem = std::fs::read(path).with_context(|| format!("images.ca_file: cannot read {path}"))?;
@@ -285,91 +284,9 @@ fn client(settings: &Settings) -> anyhow::Result<Client> {
     client.build().context("no HTTPS client for images")
 }
 
-/// Looks names up and refuses those that lead inside; the connection goes to the very addresses that were looked at.
-#[derive(Clone, Copy, Debug)]
-struct PublicOnly;
-
-impl Resolve for PublicOnly {
-    fn resolve(&self, name: Name) -> Resolving {
-        Box::pin(async move {
-            let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
-            if found.iter().any(|address| !is_public(address.ip())) {
-                return Err(PRIVATE.into());
-            }
-            let addresses: Addrs = Box::new(found.into_iter());
-            Ok(addresses)
-        })
-    }
-}
-
-/// An address without a name is not looked up, so it is judged here.
-fn names_private_address(url: &Url) -> bool {
-    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
-    host.parse::<IpAddr>().is_ok_and(|address| !is_public(address))
-}
-
-fn is_public(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => is_public_v4(address),
-        IpAddr::V6(address) => match address.to_ipv4_mapped() {
-            Some(mapped) => is_public_v4(mapped),
-            None => is_public_v6(address),
-        },
-    }
-}
-
-fn is_public_v4(address: Ipv4Addr) -> bool {
-    let [first, second, ..] = address.octets();
-    let shared = first == 100 && (64..128).contains(&second);
-    let ours = address.is_private() || address.is_loopback() || address.is_link_local() || shared;
-    let nobodys = first == 0 || first >= 224 || address.is_documentation() || address.is_broadcast();
-    !ours && !nobodys
-}
-
-/// Only the part of the space that is given out; of that, not what wraps an address of the old kind.
-fn is_public_v6(address: Ipv6Addr) -> bool {
-    let [first, second, ..] = address.segments();
-    let given_out = first & 0xe000 == 0x2000;
-    let wraps = first == 0x2002 || (first == 0x2001 && second < 0x0200);
-    given_out && !wraps && !(first == 0x2001 && second == 0x0db8)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_public_addresses_are_public() {
-        for inside in [
-            "127.0.0.1",
-            "10.1.2.3",
-            "172.16.0.1",
-            "192.168.1.1",
-            "169.254.169.254",
-            "100.64.0.1",
-            "0.0.0.0",
-            "224.0.0.1",
-            "255.255.255.255",
-            "::1",
-            "::",
-            "fe80::1",
-            "fc00::1",
-            "::ffff:10.0.0.1",
-            "ff02::1",
-            "64:ff9b::a00:1",
-            "2002:a00:1::1",
-            "2001::1",
-            "2001:db8::1",
-        ] {
-            assert!(!is_public(inside.parse().unwrap()), "{inside}");
-        }
-        for outside in ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "2a00:1450::1", "::ffff:1.1.1.1"] {
-            assert!(is_public(outside.parse().unwrap()), "{outside}");
-        }
-        let private = |url: &str| names_private_address(&Url::parse(url).unwrap());
-        assert!(private("https://127.0.0.1/x") && private("https://[::1]/x") && private("https://0x7f.1/x"));
-        assert!(!private("https://shop.example/x") && !private("https://1.1.1.1/x"));
-    }
 
     #[test]
     fn an_image_is_known_by_its_bytes() {

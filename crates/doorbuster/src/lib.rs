@@ -9,6 +9,9 @@ pub mod catalogue;
 /// Our copies of the offers' images.
 pub mod images;
 
+/// Whom we call when somebody else names the address.
+pub mod guard;
+
 /// Who gets a unit: one atomic step.
 pub mod gate;
 

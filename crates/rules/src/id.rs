@@ -161,6 +161,26 @@ id! {
     PaymentId
 }
 
+id! {
+    /// One fact, as its receivers know it: the same in every delivery. See [`EventId::numbered`].
+    EventId
+}
+
+id! {
+    /// A receiver of events.
+    WebhookId
+}
+
+impl EventId {
+    /// Half of the ledger's own name, then the event's number there: no two ledgers share an id, and ids of one
+    /// ledger sort as they happened.
+    #[must_use]
+    pub fn numbered(ledger: &[u8; 16], number: u64) -> Self {
+        let ledger = u128::from_be_bytes(*ledger) & !u128::from(u64::MAX);
+        Self(ledger | u128::from(number))
+    }
+}
+
 /// A map by ids. Half of an id's bits are random or a keyed tag, and only ids of our own making are ever put in: they
 /// are their own hash, and nobody can choose ids that meet.
 pub type IdMap<Id, T> = HashMap<Id, T, BuildHasherDefault<IdHasher>>;
@@ -287,6 +307,14 @@ mod tests {
             prop_assert_eq!(id.tag(), tag);
             prop_assert_eq!(id.untagged() | u128::from(tag), id.0);
         }
+    }
+
+    #[test]
+    fn events_are_told_apart_by_ledger_and_number_and_sort_as_they_happened() {
+        let (mine, yours) = ([1; 16], [2; 16]);
+        assert!(EventId::numbered(&mine, 9) < EventId::numbered(&mine, 10));
+        assert_ne!(EventId::numbered(&mine, 9), EventId::numbered(&yours, 9));
+        assert!(EventId::numbered(&mine, u64::MAX) < EventId::numbered(&yours, 0));
     }
 
     #[test]

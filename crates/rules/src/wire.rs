@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::id::{OfferId, OrderId, SaleId};
+use crate::id::{EventId, OfferId, OrderId, SaleId, WebhookId};
 use crate::money::Money;
 use crate::order::{Reason, State};
 use crate::sale::{ChallengeKind, Phase, RegistrationKind, SaleState};
@@ -244,6 +244,91 @@ pub struct BlockView {
     pub note: Option<String>,
     pub strikes: u32,
     pub strikes_limit: u32,
+}
+
+/// What an operator sends to be told of events.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WebhookDraft {
+    #[schema(example = "https://shop.example/hooks", max_length = 2_000)]
+    pub url: String,
+    /// Types such as `order.paid`, or `order.*` for all of a kind. Empty: all.
+    #[serde(default)]
+    #[schema(max_items = 50)]
+    pub types: Vec<String>,
+    /// Told nothing until it is enabled; events wait for it.
+    #[serde(default)]
+    pub disabled: bool,
+}
+
+/// What of a webhook is changed.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WebhookChange {
+    #[schema(max_length = 2_000)]
+    pub url: Option<String>,
+    #[schema(max_items = 50)]
+    pub types: Option<Vec<String>>,
+    pub disabled: Option<bool>,
+}
+
+/// A receiver of events, and how it stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WebhookView {
+    pub id: WebhookId,
+    pub url: String,
+    pub types: Vec<String>,
+    pub disabled: bool,
+    #[schema(value_type = String, format = DateTime)]
+    pub created_at: UnixMs,
+    /// Until then the secret before the last change signs too.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub previous_secret_until: Option<UnixMs>,
+    /// Events that are tried again, and those behind them.
+    pub waiting: u64,
+    /// Events given up; a replay tries them again.
+    pub parked: u64,
+    /// When the oldest event happened that it still lacks.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub behind_since: Option<UnixMs>,
+    pub last_problem: Option<String>,
+}
+
+/// A webhook with a new secret: this is the only time that it is shown.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct WebhookSecret {
+    #[serde(flatten)]
+    pub webhook: WebhookView,
+    /// `whsec_…`, by Standard Webhooks.
+    pub secret: String,
+}
+
+/// What is delivered again: what is parked, and with `since` everything that happened from then on.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplayRequest {
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub since: Option<UnixMs>,
+}
+
+/// What a replay began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Replayed {
+    pub webhook_id: WebhookId,
+    /// Events that are looked at again; of these, the webhook gets those it wants.
+    pub events: u64,
+}
+
+/// An event that a webhook did not take in all the time it had.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ParkedView {
+    pub event_id: EventId,
+    #[serde(rename = "type")]
+    pub kind: String,
+    #[schema(value_type = String, format = DateTime)]
+    pub at: UnixMs,
+    pub attempts: u32,
+    pub problem: Option<String>,
 }
 
 /// Who signed up for a sale, and when one can.

@@ -74,13 +74,13 @@ create index payments_undecided on payments (payment_no) where state = 'captured
 create index payments_to_refund on payments (next_try_at) where next_try_at is not null;
 
 -- The inbox: notifications that were taken. It is written in the transaction that does what they say.
-create table deliveries (
+create table notices (
     provider text not null,
     event_id text not null,
     -- The payment it told of.
     payment_no integer not null references payments (payment_no),
     taken_at integer not null,
-    constraint deliveries_once primary key (provider, event_id)
+    constraint notices_once primary key (provider, event_id)
 ) without rowid;
 
 -- Marks against buyers who won and did not pay. None is ever deleted: a lifted one stays as history.

@@ -214,6 +214,7 @@ impl Settings {
         problems.range("webhooks.timeout_s", self.webhooks.timeout_s, 1..=300, SECONDS);
         problems.range("webhooks.in_flight", self.webhooks.in_flight, 1..=1_000, "deliveries");
         problems.range("webhooks.retry_hours", self.webhooks.retry_hours, 1..=720, "hours");
+        problems.range("webhooks.keep_hours", self.webhooks.keep_hours, 1..=87_600, "hours");
     }
 
     fn check_relations(&self, problems: &mut Problems) {
@@ -228,6 +229,12 @@ impl Settings {
         }
         if self.queue.batch > self.queue.capacity {
             problems.add("queue.batch", "must not exceed queue.capacity: such a batch could never gather.");
+        }
+        if self.webhooks.keep_hours < self.webhooks.retry_hours {
+            problems.add(
+                "webhooks.keep_hours",
+                "must be at least webhooks.retry_hours: an event cannot be tried again once it is dropped.",
+            );
         }
     }
 

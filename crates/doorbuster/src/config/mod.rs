@@ -206,6 +206,10 @@ pub struct WebhooksSettings {
     pub timeout_s: u32,
     pub in_flight: usize,
     pub retry_hours: u32,
+    pub keep_hours: u32,
+    pub private_addresses: bool,
+    #[serde(with = "unset_when_empty")]
+    pub ca_file: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -383,6 +387,7 @@ mod tests {
         assert_eq!((strikes.limit, strikes.window_days, strikes.block_hours), (3, 30, 72));
         assert_eq!((challenge.life_s, defaults().drain_s, defaults().storefront.cooldown_s), (120, 15, 5));
         assert_eq!((webhooks.timeout_s, webhooks.in_flight, webhooks.retry_hours), (10, 10, 72));
+        assert!(webhooks.keep_hours >= webhooks.retry_hours && !webhooks.private_addresses);
     }
 
     #[test]

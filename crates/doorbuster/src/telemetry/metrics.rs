@@ -38,6 +38,7 @@ pub struct Metrics {
     pub shed: Arc<Counts<Shed>>,
     pub orders: Arc<Counts<OrderOutcome>>,
     pub pushes: Arc<Counts<PushOutcome>>,
+    pub deliveries: Arc<Counts<Delivery>>,
     /// Embedded, the ledger never refuses what the gate granted. Anything but zero is a defect.
     pub ledger_refusals: Counter,
     /// Journal commits that did not happen, and whose buyers were told so: a full disk, mostly.
@@ -51,6 +52,10 @@ pub struct Metrics {
     pub sockets_open: Gauge,
     pub queue_depth: Gauge,
     pub limiter_overflowed: Gauge,
+    pub deliveries_waiting: Gauge,
+    pub deliveries_parked: Gauge,
+    pub deliveries_lag_seconds: Gauge,
+    pub webhooks_resting: Gauge,
     pub journal_batch_claims: Histogram,
     pub journal_commit_seconds: Histogram,
     pub clerk_batch_claims: Histogram,
@@ -87,6 +92,11 @@ impl Metrics {
                 "pushes",
                 "Order events for open sockets; skipped when a buyer reads too slowly",
             ),
+            deliveries: counts(
+                r,
+                "deliveries",
+                "Attempts to deliver events to webhooks, and events given up",
+            ),
             ledger_refusals: with(
                 r,
                 "ledger_refusals",
@@ -119,6 +129,22 @@ impl Metrics {
                 r,
                 "limiter_overflowed",
                 "Requests since start let through uncounted by the rate limits; growing = raise limits.limiter_keys",
+            ),
+            deliveries_waiting: gauge(
+                r,
+                "deliveries_waiting",
+                "Events that failed to reach a webhook and are tried again, and those behind them",
+            ),
+            deliveries_parked: gauge(r, "deliveries_parked", "Events given up until somebody replays them"),
+            deliveries_lag_seconds: gauge(
+                r,
+                "deliveries_lag_seconds",
+                "Age of the oldest event that a webhook lacks; parked events and disabled webhooks left out",
+            ),
+            webhooks_resting: gauge(
+                r,
+                "webhooks_resting",
+                "Webhooks that keep failing and are left alone now",
             ),
             journal_batch_claims: with(r, "journal_batch_claims", "Claims per journal commit", claims()),
             journal_commit_seconds: with(r, "journal_commit_seconds", "Time of a journal commit", seconds()),
@@ -223,6 +249,12 @@ label! {
     Step, "step":
     Pass = "pass", Try = "try", Granted = "granted", SoldOut = "sold_out", AlreadyOrdered = "already_ordered",
     NotOpen = "not_open", TooFast = "too_fast", Busy = "busy",
+}
+
+label! {
+    /// What became of an attempt to deliver an event; `parked` counts those given up, beside `failed`.
+    Delivery, "outcome":
+    Delivered = "delivered", Failed = "failed", Parked = "parked",
 }
 
 label! { PushOutcome, "outcome": Sent = "sent", Skipped = "skipped" }

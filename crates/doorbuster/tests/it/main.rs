@@ -68,6 +68,14 @@ mod operator_orders;
 /// Copies of images.
 mod images;
 
+/// Events on their way to the shop.
+mod webhooks;
+
+/// The receiver that shops may begin with.
+#[expect(dead_code, reason = "its main is for the command line")]
+#[path = "../../../../examples/receiver.rs"]
+mod receiver;
+
 /// Requests with an Idempotency-Key.
 mod operator_repeat;
 

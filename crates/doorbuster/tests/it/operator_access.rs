@@ -64,6 +64,14 @@ fn every_call_of_the_contract_is_there_and_documents_its_refusals() {
         "GET /admin/v1/blocks/{buyer}",
         "PUT /admin/v1/blocks/{buyer}",
         "DELETE /admin/v1/blocks/{buyer}",
+        "POST /admin/v1/webhooks",
+        "GET /admin/v1/webhooks",
+        "GET /admin/v1/webhooks/{webhook}",
+        "PATCH /admin/v1/webhooks/{webhook}",
+        "DELETE /admin/v1/webhooks/{webhook}",
+        "POST /admin/v1/webhooks/{webhook}/secret",
+        "POST /admin/v1/webhooks/{webhook}/replay",
+        "GET /admin/v1/webhooks/{webhook}/parked",
     ] {
         assert!(names.contains(&call.to_owned()), "{call} is missing");
     }

@@ -21,6 +21,8 @@ mod stats;
 
 mod stock;
 
+mod webhooks;
+
 use std::sync::Arc;
 
 use axum::extract::{FromRequest, Request};
@@ -89,6 +91,11 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(orders::get))
         .routes(routes!(blocks::list))
         .routes(routes!(blocks::get, blocks::put, blocks::lift))
+        .routes(routes!(webhooks::create, webhooks::list))
+        .routes(routes!(webhooks::get, webhooks::change, webhooks::delete))
+        .routes(routes!(webhooks::change_secret))
+        .routes(routes!(webhooks::replay))
+        .routes(routes!(webhooks::parked))
 }
 
 /// A JSON body of an operator: as [`super::extract::JsonBody`], with room for a large sale.

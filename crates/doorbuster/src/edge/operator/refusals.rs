@@ -42,6 +42,14 @@ operator_refusals! {
     OfChange = Malformed NotFound NotEditable TooLarge UnsupportedMediaType InvalidRequest;
     /// Changing stock.
     OfStock = Malformed NotFound StockBelowLive KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
+    /// Looking at all there is.
+    OfAll = ;
+    /// Changing a webhook.
+    OfEdit = Malformed NotFound TooLarge UnsupportedMediaType InvalidRequest;
+    /// Asking for something again.
+    OfReplay = Malformed NotFound KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
+    /// Making a new secret.
+    OfSecret = NotFound KeyReused NotYet InvalidRequest;
     /// Putting something in its place.
     OfPut = Malformed TooLarge UnsupportedMediaType InvalidRequest;
 }

@@ -5,7 +5,7 @@ use rules::id::SaleId;
 use rules::time::UnixMs;
 use rusqlite::{OptionalExtension as _, Row, Transaction, params};
 
-use super::{Lane, SqliteLedger, column};
+use super::{SqliteLedger, Urgency, column};
 use crate::ledger::{Block, KeyedAnswer, LedgerResult};
 
 /// How long an answer to an Idempotency-Key is kept, in milliseconds: a day.
@@ -22,7 +22,7 @@ pub struct Answer {
 impl SqliteLedger {
     /// Signs a buyer up for a sale and answers since when. Again is harmless: the first time stays.
     pub async fn register(&self, sale: SaleId, buyer: BuyerId, now: UnixMs) -> LedgerResult<(UnixMs, bool)> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let inserted = transaction
                 .prepare_cached(
                     "insert into registrations (sale_no, buyer, registered_at)
@@ -42,7 +42,7 @@ impl SqliteLedger {
 
     /// Takes a registration back; `false` when there was none.
     pub async fn unregister(&self, sale: SaleId, buyer: BuyerId) -> LedgerResult<bool> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let deleted = transaction
                 .prepare_cached(
                     "delete from registrations where buyer = ?2
@@ -105,7 +105,7 @@ impl SqliteLedger {
 
     /// Blocks a buyer until a time; an earlier block is replaced.
     pub async fn block(&self, block: Block, now: UnixMs) -> LedgerResult<()> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             transaction.execute(
                 "insert into blocks (buyer, until_at, note, created_at) values (?1, ?2, ?3, ?4)
                  on conflict (buyer) do update set until_at = ?2, note = ?3, created_at = ?4",
@@ -118,7 +118,7 @@ impl SqliteLedger {
 
     /// Lifts a block; `false` when there was none.
     pub async fn unblock(&self, buyer: BuyerId) -> LedgerResult<bool> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             Ok(transaction.execute("delete from blocks where buyer = ?1", [buyer.as_str()])? == 1)
         })
         .await
@@ -205,7 +205,7 @@ impl SqliteLedger {
 
     /// Remembers an answer for a day. The first one stays.
     pub async fn remember_answer(&self, answer: KeyedAnswer, now: UnixMs) -> LedgerResult<()> {
-        self.transact(Lane::Settle, move |transaction| remember(transaction, &answer, now)).await
+        self.transact(Urgency::Settle, move |transaction| remember(transaction, &answer, now)).await
     }
 }
 
@@ -222,7 +222,7 @@ pub(super) fn remember(transaction: &Transaction<'_>, keyed: &KeyedAnswer, now: 
 }
 
 /// One entry more than the limit was asked for: it tells whether there are more.
-fn page<T>(mut entries: Vec<T>, limit: u32) -> (Vec<T>, bool) {
+pub(super) fn page<T>(mut entries: Vec<T>, limit: u32) -> (Vec<T>, bool) {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let more = entries.len() > limit;
     entries.truncate(limit);

@@ -13,7 +13,7 @@ use rusqlite::{Connection, Transaction, params};
 
 use super::orders::{ORDER_COLUMNS, ORDER_COLUMNS_COUNT, Shelf, event_data, find, read_order, write_event};
 use super::payments::{self, PAYMENT_COLUMNS, read_payment};
-use super::{Lane, SqliteLedger, column, strikes};
+use super::{SqliteLedger, Urgency, column, strikes};
 use crate::crash;
 use crate::ledger::money::{ClosedBatch, Lapsed, NextDue, Overdue, Released};
 use crate::ledger::{LedgerError, LedgerResult, Order};
@@ -35,7 +35,7 @@ impl SqliteLedger {
         limit: u32,
         outages: Vec<Outage>,
     ) -> LedgerResult<ClosedBatch> {
-        self.transact(Lane::Clerk, move |transaction| close_due(transaction, now, limit, &outages)).await
+        self.transact(Urgency::Clerk, move |transaction| close_due(transaction, now, limit, &outages)).await
     }
 
     /// Closes one order at its deadline, after the provider of its open payment was asked. Whether it closes is
@@ -47,8 +47,10 @@ impl SqliteLedger {
         outages: Vec<Outage>,
         now: UnixMs,
     ) -> LedgerResult<Lapsed> {
-        self.transact(Lane::Settle, move |transaction| close_asked(transaction, order, asked, &outages, now))
-            .await
+        self.transact(Urgency::Settle, move |transaction| {
+            close_asked(transaction, order, asked, &outages, now)
+        })
+        .await
     }
 
     /// Orders whose `pay_by` has come while somebody is paying them, the earliest first: their providers are asked.

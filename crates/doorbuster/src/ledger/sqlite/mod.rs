@@ -5,6 +5,8 @@ mod buyers;
 
 mod deadlines;
 
+mod events;
+
 mod orders;
 
 mod payments;
@@ -17,9 +19,13 @@ mod settling;
 
 mod strikes;
 
+mod webhooks;
+
 pub use buyers::Answer;
+pub use events::{Event, Fate, Outgoing, Past, Settled, Settlement, Taken};
 pub use orders::Remembered;
 pub use sales::OfferRow;
+pub use webhooks::{ParkedEvent, Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,6 +45,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0001_ledger.sql"),
     include_str!("../../../migrations/sqlite/0002_image_copies.sql"),
     include_str!("../../../migrations/sqlite/0003_money.sql"),
+    include_str!("../../../migrations/sqlite/0004_webhooks.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.
@@ -72,7 +79,7 @@ trait Change: Send {
     /// Makes the change. `false` when it was refused by an error: then nothing of it may stay.
     fn make(&mut self, transaction: &Transaction<'_>) -> bool;
 
-    fn answer(self: Box<Self>, fate: &Fate);
+    fn answer(self: Box<Self>, fate: &CommitFate);
 }
 
 type Write = Box<dyn Change>;
@@ -90,13 +97,15 @@ impl<T: Send, F: FnOnce(&Transaction<'_>) -> LedgerResult<T> + Send> Change for 
         matches!(self.result, Some(Ok(_)))
     }
 
-    fn answer(self: Box<Self>, fate: &Fate) {
+    fn answer(self: Box<Self>, fate: &CommitFate) {
         let result = match (fate, self.result) {
-            (Fate::Committed, Some(result)) | (_, Some(result @ Err(_))) => result,
-            (Fate::Unknown(reason), Some(Ok(_))) => Err(LedgerError::Unknown(reason.clone())),
-            (Fate::NothingHappened(reason), _) => Err(LedgerError::Unavailable(reason.clone())),
-            (Fate::Failed(reason), _) => Err(LedgerError::Failed(anyhow::anyhow!(reason.clone()))),
-            (Fate::Committed | Fate::Unknown(_), None) => Err(unavailable("the change was not made")),
+            (CommitFate::Committed, Some(result)) | (_, Some(result @ Err(_))) => result,
+            (CommitFate::Unknown(reason), Some(Ok(_))) => Err(LedgerError::Unknown(reason.clone())),
+            (CommitFate::NothingHappened(reason), _) => Err(LedgerError::Unavailable(reason.clone())),
+            (CommitFate::Failed(reason), _) => Err(LedgerError::Failed(anyhow::anyhow!(reason.clone()))),
+            (CommitFate::Committed | CommitFate::Unknown(_), None) => {
+                Err(unavailable("the change was not made"))
+            }
         };
         // Whoever asked may be gone; the change happened all the same.
         let _ = self.send.send(result);
@@ -105,7 +114,7 @@ impl<T: Send, F: FnOnce(&Transaction<'_>) -> LedgerResult<T> + Send> Change for 
 
 /// How a transaction ended.
 #[derive(Clone, Debug)]
-enum Fate {
+enum CommitFate {
     Committed,
     NothingHappened(String),
     Unknown(String),
@@ -115,7 +124,7 @@ enum Fate {
 
 /// Which queue a write waits in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lane {
+enum Urgency {
     /// Somebody waits for this answer.
     Settle,
     /// The clerk's batches.
@@ -178,14 +187,14 @@ impl SqliteLedger {
     /// Makes one change on the writing thread, all of it or nothing; it is durable when this returns `Ok`.
     async fn transact<T: Send + 'static>(
         &self,
-        lane: Lane,
+        urgency: Urgency,
         work: impl FnOnce(&Transaction<'_>) -> LedgerResult<T> + Send + 'static,
     ) -> LedgerResult<T> {
         let (send, receive) = oneshot::channel();
         let job: Write = Box::new(Wanted { work: Some(work), result: None, send });
-        let queue = match lane {
-            Lane::Settle => &self.settle,
-            Lane::Clerk => &self.clerk,
+        let queue = match urgency {
+            Urgency::Settle => &self.settle,
+            Urgency::Clerk => &self.clerk,
         };
         queue.try_send(job).map_err(|_| unavailable("too many writes are waiting"))?;
         receive.await.map_err(|_| LedgerError::Unknown("the ledger's writer is gone".into()))?
@@ -212,9 +221,9 @@ fn unavailable(reason: &str) -> LedgerError {
 /// Makes the changes in one transaction and tells each how that ended.
 fn commit(connection: &mut Connection, mut changes: Vec<Write>) {
     let fate = make(connection, &mut changes).unwrap_or_else(|error| match LedgerError::from(error) {
-        LedgerError::Unavailable(reason) => Fate::NothingHappened(reason),
-        LedgerError::Unknown(reason) => Fate::Unknown(reason),
-        LedgerError::Failed(error) => Fate::Failed(error.to_string()),
+        LedgerError::Unavailable(reason) => CommitFate::NothingHappened(reason),
+        LedgerError::Unknown(reason) => CommitFate::Unknown(reason),
+        LedgerError::Failed(error) => CommitFate::Failed(error.to_string()),
     });
     for change in changes {
         change.answer(&fate);
@@ -222,7 +231,7 @@ fn commit(connection: &mut Connection, mut changes: Vec<Write>) {
 }
 
 /// A change that is refused leaves nothing behind and does not disturb the others.
-fn make(connection: &mut Connection, changes: &mut [Write]) -> rusqlite::Result<Fate> {
+fn make(connection: &mut Connection, changes: &mut [Write]) -> rusqlite::Result<CommitFate> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut is_kept = false;
     if let [change] = changes {
@@ -233,19 +242,19 @@ fn make(connection: &mut Connection, changes: &mut [Write]) -> rusqlite::Result<
             is_kept |= make_one_of_many(&transaction, change)?;
             if transaction.is_autocommit() {
                 // A full or broken disk: SQLite has undone the whole transaction by itself.
-                return Ok(Fate::NothingHappened("a change beside this one failed".to_owned()));
+                return Ok(CommitFate::NothingHappened("a change beside this one failed".to_owned()));
             }
         }
     }
     if !is_kept {
-        return Ok(Fate::Committed);
+        return Ok(CommitFate::Committed);
     }
     Ok(transaction.commit().map_or_else(
         |error| match classify_commit(&error) {
-            CommitFailure::NothingHappened => Fate::NothingHappened(error.to_string()),
-            CommitFailure::Unknown => Fate::Unknown(error.to_string()),
+            CommitFailure::NothingHappened => CommitFate::NothingHappened(error.to_string()),
+            CommitFailure::Unknown => CommitFate::Unknown(error.to_string()),
         },
-        |()| Fate::Committed,
+        |()| CommitFate::Committed,
     ))
 }
 

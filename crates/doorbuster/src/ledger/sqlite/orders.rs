@@ -15,7 +15,7 @@ use rusqlite::{
     CachedStatement, Connection, OptionalExtension as _, Row, Transaction, params, params_from_iter,
 };
 
-use super::{Lane, SqliteLedger, column, payments, settling, signed};
+use super::{SqliteLedger, Urgency, column, payments, settling, signed};
 use crate::crash;
 use crate::ledger::{Cancelled, LedgerError, LedgerResult, Order, OrderPage, OrderSearch, Record, Recorded};
 use crate::queue::Claim;
@@ -57,7 +57,7 @@ impl SqliteLedger {
         batch: Vec<(u64, Arc<Claim>)>,
         now: UnixMs,
     ) -> LedgerResult<Vec<Record>> {
-        self.transact(Lane::Clerk, move |transaction| record(transaction, &batch, now)).await
+        self.transact(Urgency::Clerk, move |transaction| record(transaction, &batch, now)).await
     }
 
     /// How far the clerk has read the journal.
@@ -105,7 +105,7 @@ impl SqliteLedger {
     /// Closes an unpaid order of this buyer, and its open payment with it. Durable when it returns; a retry finds it
     /// closed. Money that is here and not decided comes first: then nothing happens.
     pub async fn cancel_order(&self, id: OrderId, buyer: BuyerId, now: UnixMs) -> LedgerResult<Cancelled> {
-        self.transact(Lane::Settle, move |transaction| cancel(transaction, id, &buyer, now)).await
+        self.transact(Urgency::Settle, move |transaction| cancel(transaction, id, &buyer, now)).await
     }
 
     /// When the next unpaid order of each of these offers must be paid.

@@ -7,7 +7,7 @@ use rules::payment::{self, Event, Open, RefundReason, Start, State, Status};
 use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
-use super::{Lane, SqliteLedger, column, orders, signed};
+use super::{SqliteLedger, Urgency, column, orders, signed};
 use crate::ledger::money::{NewPayment, Payment, PaymentClosed, PaymentStarted};
 use crate::ledger::{LedgerError, LedgerResult, Order};
 
@@ -25,7 +25,7 @@ impl SqliteLedger {
     /// Durable when it returns, and the provider has heard of nothing. A retry finds the open payment, under the id of
     /// the first try.
     pub async fn start_payment(&self, wanted: NewPayment, now: UnixMs) -> LedgerResult<PaymentStarted> {
-        self.transact(Lane::Settle, move |transaction| start(transaction, &wanted, now)).await
+        self.transact(Urgency::Settle, move |transaction| start(transaction, &wanted, now)).await
     }
 
     /// Keeps what the provider answered when it heard of the payment: its own name of it, and where the buyer pays.
@@ -37,7 +37,7 @@ impl SqliteLedger {
         provider_ref: Option<String>,
         pay_url: String,
     ) -> LedgerResult<Option<Payment>> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let Some(mut payment) = find(transaction, id)? else { return Ok(None) };
             if payment.pay_url.is_none() {
                 (payment.provider_ref, payment.pay_url) = (provider_ref, Some(pay_url));
@@ -51,7 +51,7 @@ impl SqliteLedger {
     /// Closes a payment that no money has come for: it failed, or the provider will take none any more. The order
     /// stays as it is. Durable when it returns; a retry finds it closed. Money that comes all the same is taken.
     pub async fn close_payment(&self, id: PaymentId, now: UnixMs) -> LedgerResult<PaymentClosed> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let Some(mut payment) = find(transaction, id)? else { return Ok(PaymentClosed::NotFound) };
             match payment.status.state {
                 State::Started => {

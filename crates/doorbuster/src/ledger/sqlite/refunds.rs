@@ -9,7 +9,7 @@ use rusqlite::{Transaction, params};
 
 use super::orders::{Shelf, find, write_event};
 use super::payments::{self, PAYMENT_COLUMNS, read_payment, step, write};
-use super::{Lane, SqliteLedger};
+use super::{SqliteLedger, Urgency};
 use crate::ledger::money::{Payment, RefundAsked, RefundEnd, Released};
 use crate::ledger::{LedgerError, LedgerResult, Order};
 
@@ -27,13 +27,13 @@ impl SqliteLedger {
     /// Durable when it returns: the payment is among [`SqliteLedger::refunds_due`]. A retry is
     /// [`RefundAsked::Before`].
     pub async fn refund_order(&self, id: OrderId, restock: bool, now: UnixMs) -> LedgerResult<RefundAsked> {
-        self.transact(Lane::Settle, move |transaction| refund_order(transaction, id, restock, now)).await
+        self.transact(Urgency::Settle, move |transaction| refund_order(transaction, id, restock, now)).await
     }
 
     /// Tries again to return money that the provider refused to return; an order that it had paid is `refunding`
     /// again. Answers the payment; a retry, or a payment that is not in that state, changes nothing and is `None`.
     pub async fn retry_refund(&self, id: PaymentId, now: UnixMs) -> LedgerResult<Option<Payment>> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let failed = |payment: &Payment| payment.status.state == State::RefundFailed;
             let Some(mut payment) = payments::find(transaction, id)?.filter(failed) else { return Ok(None) };
             begin_again(transaction, &mut payment, now)?;
@@ -65,7 +65,7 @@ impl SqliteLedger {
         next_try_at: UnixMs,
         now: UnixMs,
     ) -> LedgerResult<Option<Payment>> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let Some(mut payment) = payments::find(transaction, id)? else { return Ok(None) };
             match payment.status.state {
                 State::RefundDue => step(transaction, &mut payment, Event::RefundStarted, now)?,
@@ -104,7 +104,7 @@ impl SqliteLedger {
     }
 
     async fn end_refund(&self, id: PaymentId, word: RefundWord, now: UnixMs) -> LedgerResult<RefundEnd> {
-        self.transact(Lane::Settle, move |transaction| match payments::find(transaction, id)? {
+        self.transact(Urgency::Settle, move |transaction| match payments::find(transaction, id)? {
             Some(payment) => end(transaction, payment, &word, now),
             None => Ok(RefundEnd::NotFound),
         })

@@ -7,7 +7,7 @@ use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
 use super::buyers::remember;
-use super::{Lane, SqliteLedger, column, signed};
+use super::{SqliteLedger, Urgency, column, signed};
 use crate::ledger::{Changed, Counters, ImageCopy, KeyedAnswer, LedgerResult, SalePage, StockChanged};
 
 const SALE_COLUMNS: &str = "sale_no, sale_id, state, title, opens_at, closes_at, pay_within_s, challenge,
@@ -30,7 +30,7 @@ impl SqliteLedger {
         answer: Option<KeyedAnswer>,
         now: UnixMs,
     ) -> LedgerResult<()> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             insert_sale(transaction, &sale, now)?;
             note(transaction, "sale.created", sale.id, now)?;
             answer.map_or(Ok(()), |answer| remember(transaction, &answer, now))
@@ -48,7 +48,7 @@ impl SqliteLedger {
         now: UnixMs,
         change: impl FnOnce(Sale) -> Changed<Sale> + Send + 'static,
     ) -> LedgerResult<Changed<Sale>> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let Some(before) = read_sale(transaction, id)? else { return Ok(Changed::NotFound) };
             let changed = change(before.clone());
             if let Changed::Done(after) = &changed {
@@ -68,7 +68,7 @@ impl SqliteLedger {
         action: SaleAction,
         now: UnixMs,
     ) -> LedgerResult<Changed<Sale>> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let Some(mut sale) = read_sale(transaction, id)? else { return Ok(Changed::NotFound) };
             let Some(state) = action.apply(sale.state) else { return Ok(Changed::WrongState) };
             if state == sale.state {
@@ -94,7 +94,7 @@ impl SqliteLedger {
 
     /// Throws a draft away. Anything that was ever published stays.
     pub async fn delete_sale(&self, id: SaleId) -> LedgerResult<Changed<()>> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let Some(sale) = read_sale(transaction, id)? else { return Ok(Changed::NotFound) };
             if sale.state != SaleState::Draft {
                 return Ok(Changed::WrongState);
@@ -207,7 +207,7 @@ impl SqliteLedger {
 
     /// Remembers what became of copies; a later try of the same source replaces an earlier one.
     pub async fn note_image_copies(&self, copies: Vec<ImageCopy>, now: UnixMs) -> LedgerResult<()> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let mut note = transaction.prepare_cached(
                 "insert or replace into image_copies (source, name, problem, tried_at) values (?1, ?2, ?3, ?4)",
             )?;
@@ -249,7 +249,7 @@ impl SqliteLedger {
         change_id: String,
         now: UnixMs,
     ) -> LedgerResult<StockChanged> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             change_stock(transaction, offer, change, &change_id, now)
         })
         .await

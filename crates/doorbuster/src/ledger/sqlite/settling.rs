@@ -16,7 +16,7 @@ use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
 use super::orders::{Shelf, find, write_event};
 use super::payments::{self, PAYMENT_COLUMNS, insert, read_payment, step};
 use super::refunds::{self, RefundWord};
-use super::{Lane, SqliteLedger, column, signed, strikes};
+use super::{SqliteLedger, Urgency, column, signed, strikes};
 use crate::ledger::money::{Absent, Names, Notice, Payment, QueueIsDrained, Settled, Taken, Told};
 use crate::ledger::{LedgerError, LedgerResult, Order, Record, Recorded};
 use crate::queue::{Claim, Revive};
@@ -29,13 +29,13 @@ impl SqliteLedger {
     /// [`Taken::Duplicate`]; another notification of the same capture is [`Settled::Duplicate`] once that is decided.
     /// Undecided captures of the same order that came before are decided first.
     pub async fn take_notice(&self, notice: Notice, now: UnixMs) -> LedgerResult<Taken> {
-        self.transact(Lane::Settle, move |transaction| take(transaction, &notice, now)).await
+        self.transact(Urgency::Settle, move |transaction| take(transaction, &notice, now)).await
     }
 
     /// Decides a capture that waits, with what is known by now. `absent` says what it means that its order is not in
     /// the ledger. Durable when it returns; a retry is [`Settled::Duplicate`] or waits on.
     pub async fn settle_capture(&self, id: PaymentId, absent: Absent, now: UnixMs) -> LedgerResult<Settled> {
-        self.transact(Lane::Settle, move |transaction| match payments::find(transaction, id)? {
+        self.transact(Urgency::Settle, move |transaction| match payments::find(transaction, id)? {
             Some(payment) => settle(transaction, payment, absent, now),
             None => Ok(Settled::NotFound),
         })
@@ -64,7 +64,7 @@ impl SqliteLedger {
         reason: RefundReason,
         now: UnixMs,
     ) -> LedgerResult<Settled> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let Some(payment) = payments::find(transaction, id)? else { return Ok(Settled::NotFound) };
             if payment.status.state != State::Captured {
                 return Ok(Settled::Duplicate);
@@ -82,7 +82,7 @@ impl SqliteLedger {
         _drained: QueueIsDrained,
         now: UnixMs,
     ) -> LedgerResult<Settled> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let Some(payment) = payments::find(transaction, id)? else { return Ok(Settled::NotFound) };
             match settle(transaction, payment.clone(), Absent::WillNotCome, now)? {
                 Settled::ReviveNeeded { order, .. } => revive_alone(transaction, payment, *order, now),
@@ -100,7 +100,7 @@ impl SqliteLedger {
 fn take(transaction: &Transaction<'_>, notice: &Notice, now: UnixMs) -> LedgerResult<Taken> {
     let key = notice.told.key();
     let before = transaction
-        .prepare_cached("select 1 from deliveries where provider = ?1 and event_id = ?2")?
+        .prepare_cached("select 1 from notices where provider = ?1 and event_id = ?2")?
         .exists(params![key.provider(), notice.event_id])?;
     if before {
         return Ok(Taken::Duplicate);
@@ -125,7 +125,7 @@ fn take(transaction: &Transaction<'_>, notice: &Notice, now: UnixMs) -> LedgerRe
     };
     transaction
         .prepare_cached(
-            "insert into deliveries (provider, event_id, payment_no, taken_at) values (?1, ?2, ?3, ?4)",
+            "insert into notices (provider, event_id, payment_no, taken_at) values (?1, ?2, ?3, ?4)",
         )?
         .execute(params![key.provider(), notice.event_id, signed(payment_no), now.0])?;
     Ok(taken)

@@ -8,7 +8,7 @@ use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
 use super::buyers::remember;
-use super::{Lane, SqliteLedger, column, signed};
+use super::{SqliteLedger, Urgency, column, signed};
 use crate::ledger::money::{BuyerRecord, StrikeRow};
 use crate::ledger::{KeyedAnswer, LedgerResult, Order};
 
@@ -74,7 +74,7 @@ impl SqliteLedger {
         answer: Option<KeyedAnswer>,
         now: UnixMs,
     ) -> LedgerResult<StrikeRow> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             transaction.execute(
                 "insert into strikes (buyer, struck_at, note) values (?1, ?2, ?3)",
                 params![buyer.as_str(), now.0, note],
@@ -94,7 +94,7 @@ impl SqliteLedger {
     /// Lifts one strike of a buyer by the operator's hand. `false` when there is none of that number that counts; so a
     /// retry is harmless. Durable when it returns.
     pub async fn lift_strike(&self, buyer: BuyerId, no: u64, now: UnixMs) -> LedgerResult<bool> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let lifted = lift(transaction, "strike_no = ?2 and buyer = ?1", &buyer, signed(no), now)?;
             Ok(lifted == 1)
         })
@@ -103,7 +103,7 @@ impl SqliteLedger {
 
     /// Lifts all strikes of a buyer, which ends a block that they caused. Answers how many; a retry lifts none.
     pub async fn lift_strikes(&self, buyer: BuyerId, now: UnixMs) -> LedgerResult<usize> {
-        self.transact(Lane::Settle, move |transaction| {
+        self.transact(Urgency::Settle, move |transaction| {
             let all = format!("strike_no in ({STRIKES_OF_BUYER}) and strike_no > ?2");
             lift(transaction, &all, &buyer, 0, now)
         })

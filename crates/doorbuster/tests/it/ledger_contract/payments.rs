@@ -393,7 +393,7 @@ async fn the_tables_refuse_what_must_not_be(books: Books) {
     refused("update payments set state = 'lost' where capture_id = 'cap 2'");
     // Two refunds under one key, and one notification taken twice.
     refused("update payments set refund_key = (select min(refund_key) from payments)");
-    refused("insert into deliveries select * from deliveries");
+    refused("insert into notices select * from notices");
     refused("update offers set paid_units = live_units + 1");
 }
 

@@ -1,0 +1,235 @@
+//! Who is told of events: webhooks as their operator makes, sees, changes, deletes and repeats them.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use http::StatusCode;
+use rules::id::{WebhookId, timed};
+use rules::wire::{
+    Code, Page, ParkedView, ReplayRequest, Replayed, WebhookChange, WebhookDraft, WebhookSecret, WebhookView,
+};
+use serde::Deserialize;
+
+use super::refusals::{OfAll, OfCreate, OfEdit, OfLift, OfLook, OfPage, OfReplay, OfSecret};
+use super::repeat::Keyed;
+use super::sales::no_content;
+use super::{Operator, OperatorBody, number_cursor, page_limit};
+use crate::app::App;
+use crate::edge::extract::{IdPath, QueryOf};
+use crate::edge::refusal::{Answer, Refusal, json};
+use crate::ledger::LedgerResult;
+use crate::ledger::sqlite::{Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
+use crate::outbox::endpoint::{check_types, check_url};
+use crate::outbox::signature::Secret;
+
+/// How long the secret before the last change signs too, in seconds: a day to bring the new one to every receiver.
+const PREVIOUS_SECRET_S: u32 = 86_400;
+
+/// Makes a webhook. It is told of what happens from now on. The answer shows its secret, once.
+#[utoipa::path(
+    post, path = "/admin/v1/webhooks", tag = "operator", request_body = WebhookDraft,
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible characters",
+        min_length = 1, max_length = 255, pattern = "^[!-~]*$")),
+    responses((status = 201, body = WebhookSecret), OfCreate), security(("admin_key" = []))
+)]
+pub async fn create(
+    _: Operator,
+    State(app): State<Arc<App>>,
+    keyed: Keyed,
+    OperatorBody(draft): OperatorBody<WebhookDraft>,
+) -> Answer {
+    check(&app, Some(&draft.url), Some(&draft.types))?;
+    let now = app.clock.now();
+    let webhook = Webhook {
+        no: 0,
+        id: WebhookId(timed(now, rand::random())),
+        url: draft.url,
+        types: draft.types,
+        disabled: draft.disabled,
+        secret: Secret::random(),
+        previous: None,
+        cursor: 0,
+        created_at: now,
+    };
+    let shown =
+        WebhookSecret { webhook: view(&webhook, Standing::default()), secret: webhook.secret.reveal() };
+    let (ledger, answer) = (app.ledger.clone(), keyed.answer(StatusCode::CREATED, &shown));
+    if !tell_couriers(&app, async move { ledger.add_webhook(webhook, answer).await }).await? {
+        let detail = format!("There are {WEBHOOKS_MAX} webhooks already; delete one first.");
+        return Err(Refusal::detail(Code::InvalidRequest, detail));
+    }
+    Ok(json(StatusCode::CREATED, &shown))
+}
+
+/// All webhooks, oldest first; there are at most 100.
+#[utoipa::path(
+    get, path = "/admin/v1/webhooks", tag = "operator",
+    responses((status = 200, body = Page<WebhookView>), OfAll), security(("admin_key" = []))
+)]
+pub async fn list(_: Operator, State(app): State<Arc<App>>) -> Answer {
+    let mut items = Vec::new();
+    for webhook in app.ledger.webhooks().await? {
+        items.push(view(&webhook, app.ledger.webhook_standing(webhook.no).await?));
+    }
+    Ok(json(StatusCode::OK, &Page { items, next_cursor: None }))
+}
+
+/// One webhook and how it stands.
+#[utoipa::path(
+    get, path = "/admin/v1/webhooks/{webhook}", tag = "operator", params(("webhook" = WebhookId, Path)),
+    responses((status = 200, body = WebhookView), OfLook), security(("admin_key" = []))
+)]
+pub async fn get(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<WebhookId>) -> Answer {
+    let webhook = known(app.ledger.webhook(id).await?)?;
+    Ok(json(StatusCode::OK, &standing_view(&app, &webhook).await?))
+}
+
+/// Changes a webhook. While it is disabled, events wait for it.
+#[utoipa::path(
+    patch, path = "/admin/v1/webhooks/{webhook}", tag = "operator", params(("webhook" = WebhookId, Path)),
+    request_body = WebhookChange,
+    responses((status = 200, body = WebhookView), OfEdit), security(("admin_key" = []))
+)]
+pub async fn change(
+    _: Operator,
+    State(app): State<Arc<App>>,
+    IdPath(id): IdPath<WebhookId>,
+    OperatorBody(WebhookChange { url, types, disabled }): OperatorBody<WebhookChange>,
+) -> Answer {
+    check(&app, url.as_deref(), types.as_deref())?;
+    let (ledger, edit) = (app.ledger.clone(), WebhookEdit { url, types, disabled });
+    let webhook = known(tell_couriers(&app, async move { ledger.edit_webhook(id, edit).await }).await?)?;
+    Ok(json(StatusCode::OK, &standing_view(&app, &webhook).await?))
+}
+
+/// Deletes a webhook and forgets all that waits for it.
+#[utoipa::path(
+    delete, path = "/admin/v1/webhooks/{webhook}", tag = "operator", params(("webhook" = WebhookId, Path)),
+    responses((status = 204), OfLift), security(("admin_key" = []))
+)]
+pub async fn delete(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<WebhookId>) -> Answer {
+    let ledger = app.ledger.clone();
+    let deleted = tell_couriers(&app, async move { ledger.delete_webhook(id).await }).await?;
+    if deleted { Ok(no_content()) } else { Err(Refusal::new(Code::NotFound)) }
+}
+
+/// Gives a webhook a new secret and shows it, once. For a day deliveries are signed with both.
+#[utoipa::path(
+    post, path = "/admin/v1/webhooks/{webhook}/secret", tag = "operator", params(("webhook" = WebhookId, Path)),
+    responses((status = 200, body = WebhookSecret), OfSecret), security(("admin_key" = []))
+)]
+pub async fn change_secret(
+    _: Operator,
+    State(app): State<Arc<App>>,
+    IdPath(id): IdPath<WebhookId>,
+) -> Answer {
+    let (secret, until) = (Secret::random(), app.clock.now().plus_s(PREVIOUS_SECRET_S));
+    let ledger = app.ledger.clone();
+    let changing = async move { ledger.change_webhook_secret(id, secret, until).await };
+    let webhook = known(tell_couriers(&app, changing).await?)?;
+    let secret = webhook.secret.reveal();
+    let shown = WebhookSecret { webhook: standing_view(&app, &webhook).await?, secret };
+    Ok(json(StatusCode::OK, &shown))
+}
+
+/// Delivers again what is parked; with `since` also everything that happened from then on, as far as it is kept.
+/// Receivers know repeats by their `webhook-id`.
+#[utoipa::path(
+    post, path = "/admin/v1/webhooks/{webhook}/replay", tag = "operator", params(("webhook" = WebhookId, Path)),
+    request_body = ReplayRequest,
+    responses((status = 200, body = Replayed), OfReplay), security(("admin_key" = []))
+)]
+pub async fn replay(
+    _: Operator,
+    State(app): State<Arc<App>>,
+    IdPath(webhook_id): IdPath<WebhookId>,
+    OperatorBody(ReplayRequest { since }): OperatorBody<ReplayRequest>,
+) -> Answer {
+    let (ledger, now) = (app.ledger.clone(), app.clock.now());
+    let replaying = async move { ledger.replay_webhook(webhook_id, since, now).await };
+    let events = known(tell_couriers(&app, replaying).await?)?;
+    Ok(json(StatusCode::OK, &Replayed { webhook_id, events }))
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct ParkedList {
+    /// 1 to 200, 50 when not given.
+    #[param(value_type = Option<u32>, minimum = 1, maximum = 200, default = 50)]
+    limit: Option<String>,
+    #[param(pattern = "^[0-9]{0,19}$")]
+    cursor: Option<String>,
+}
+
+/// Events that were given up, oldest first, and why.
+#[utoipa::path(
+    get, path = "/admin/v1/webhooks/{webhook}/parked", tag = "operator",
+    params(("webhook" = WebhookId, Path), ParkedList),
+    responses((status = 200, body = Page<ParkedView>), OfPage), security(("admin_key" = []))
+)]
+pub async fn parked(
+    _: Operator,
+    State(app): State<Arc<App>>,
+    IdPath(id): IdPath<WebhookId>,
+    QueryOf(query): QueryOf<ParkedList>,
+) -> Answer {
+    let limit = page_limit(query.limit.as_deref())?;
+    let after = number_cursor(query.cursor.as_deref())?.unwrap_or(0);
+    let webhook = known(app.ledger.webhook(id).await?)?;
+    let (events, more) = app.ledger.parked_page(webhook.no, after, limit).await?;
+    let next_cursor = events.last().filter(|_| more).map(|event| event.no.to_string());
+    let items = events.into_iter().map(|event| ParkedView {
+        event_id: event.id,
+        kind: event.kind,
+        at: event.at,
+        attempts: event.attempts,
+        problem: event.problem,
+    });
+    Ok(json(StatusCode::OK, &Page { items: items.collect::<Vec<_>>(), next_cursor }))
+}
+
+/// Makes a change and lets the couriers know, also if whoever asked hangs up in between.
+async fn tell_couriers<T: Send + 'static>(
+    app: &Arc<App>,
+    change: impl Future<Output = LedgerResult<T>> + Send + 'static,
+) -> LedgerResult<T> {
+    let teller = Arc::clone(app);
+    app.to_the_end(async move {
+        let changed = change.await;
+        teller.dispatch.changed();
+        changed
+    })
+    .await
+}
+
+fn known<T>(found: Option<T>) -> Result<T, Refusal> {
+    found.ok_or_else(|| Refusal::new(Code::NotFound))
+}
+
+fn check(app: &App, url: Option<&str>, types: Option<&[String]>) -> Result<(), Refusal> {
+    let private = app.settings.webhooks.private_addresses;
+    if let Some(url) = url {
+        check_url(url, private).map_err(|why| Refusal::field("url", why))?;
+    }
+    types.map_or(Ok(()), check_types).map_err(|why| Refusal::field("types", why))
+}
+
+async fn standing_view(app: &App, webhook: &Webhook) -> Result<WebhookView, Refusal> {
+    Ok(view(webhook, app.ledger.webhook_standing(webhook.no).await?))
+}
+
+fn view(webhook: &Webhook, standing: Standing) -> WebhookView {
+    WebhookView {
+        id: webhook.id,
+        url: webhook.url.clone(),
+        types: webhook.types.clone(),
+        disabled: webhook.disabled,
+        created_at: webhook.created_at,
+        previous_secret_until: webhook.previous.as_ref().map(|(_, until)| *until),
+        waiting: standing.waiting,
+        parked: standing.parked,
+        behind_since: standing.oldest,
+        last_problem: standing.last_problem,
+    }
+}

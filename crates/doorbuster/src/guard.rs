@@ -1,0 +1,118 @@
+//! Whom we call when somebody else names the address: public servers only. Images and webhooks both ask here. Owns
+//! which addresses are public and that a connection goes to the very address that was judged. Calls nobody itself.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use reqwest::Url;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+
+/// Looks names up and refuses those that lead inside; the connection goes to the very addresses that were looked at, so
+/// that a name cannot mean one thing to us and another to the socket.
+#[derive(Clone, Copy, Debug)]
+pub struct PublicOnly {
+    /// What is said about an address that is not public, and which setting allows it.
+    pub refusal: &'static str,
+}
+
+impl Resolve for PublicOnly {
+    fn resolve(&self, name: Name) -> Resolving {
+        let refusal = self.refusal;
+        Box::pin(async move {
+            let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
+            if found.iter().any(|address| !is_public(address.ip())) {
+                return Err(refusal.into());
+            }
+            let addresses: Addrs = Box::new(found.into_iter());
+            Ok(addresses)
+        })
+    }
+}
+
+/// An address without a name is not looked up, so it is judged here.
+#[must_use]
+pub fn names_private_address(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+    host.parse::<IpAddr>().is_ok_and(|address| !is_public(address))
+}
+
+#[must_use]
+pub fn is_public(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => match address.to_ipv4_mapped() {
+            Some(mapped) => is_public_v4(mapped),
+            None => is_public_v6(address),
+        },
+    }
+}
+
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let [first, second, third, _] = address.octets();
+    let shared = first == 100 && (64..128).contains(&second);
+    let ours = address.is_private() || address.is_loopback() || address.is_link_local() || shared;
+    // Of protocols, of relays, for measuring.
+    let special = matches!((first, second, third), (192, 0, 0) | (192, 88, 99) | (198, 18..=19, _));
+    let nobodys = first == 0 || first >= 224 || address.is_documentation() || address.is_broadcast();
+    !ours && !special && !nobodys
+}
+
+/// Only the part of the space that is given out; of that, not what wraps an address of the old kind.
+fn is_public_v6(address: Ipv6Addr) -> bool {
+    let [first, second, ..] = address.segments();
+    let given_out = first & 0xe000 == 0x2000;
+    let wraps = first == 0x2002 || (first == 0x2001 && second < 0x0200);
+    let documentation = (first == 0x2001 && second == 0x0db8) || (first == 0x3fff && second < 0x1000);
+    given_out && !wraps && !documentation
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_public_addresses_are_public() {
+        for inside in [
+            "127.0.0.1",
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::1",
+            "::",
+            "fe80::1",
+            "fc00::1",
+            "::ffff:10.0.0.1",
+            "ff02::1",
+            "64:ff9b::a00:1",
+            "2002:a00:1::1",
+            "2001::1",
+            "2001:db8::1",
+            "3fff::1",
+            "192.0.0.1",
+            "192.88.99.1",
+            "198.18.0.1",
+            "::ffff:169.254.169.254",
+            "fd00:ec2::254",
+            "::127.0.0.1",
+        ] {
+            assert!(!is_public(inside.parse().unwrap()), "{inside}");
+        }
+        for outside in ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "2a00:1450::1", "::ffff:1.1.1.1"] {
+            assert!(is_public(outside.parse().unwrap()), "{outside}");
+        }
+        let private = |url: &str| names_private_address(&Url::parse(url).unwrap());
+        assert!(private("https://127.0.0.1/x") && private("https://[::1]/x") && private("https://0x7f.1/x"));
+        assert!(!private("https://shop.example/x") && !private("https://1.1.1.1/x"));
+    }
+
+    #[tokio::test]
+    async fn a_name_that_leads_inside_is_refused_when_it_is_looked_up() {
+        let guard = PublicOnly { refusal: "not a public one" };
+        let found = guard.resolve("localhost".parse().unwrap()).await;
+        assert_eq!(found.err().unwrap().to_string(), "not a public one");
+    }
+}

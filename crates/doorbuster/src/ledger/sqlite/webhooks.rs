@@ -1,0 +1,287 @@
+//! Webhooks in SQLite: who is told, with which secrets, and how they stand. Does not know how anything is sent.
+
+use rules::id::{EventId, WebhookId};
+use rules::time::UnixMs;
+use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
+
+use super::buyers::remember;
+use super::events::{newest, set_head};
+use super::{SqliteLedger, Urgency, column, signed};
+use crate::ledger::{KeyedAnswer, LedgerResult};
+use crate::outbox::signature::Secret;
+
+/// Most webhooks there may be: each has a worker of its own.
+pub const WEBHOOKS_MAX: u32 = 100;
+
+const COLUMNS: &str = "webhook_no, webhook_id, url, types, disabled, secret, previous_secret,
+    previous_secret_until, cursor, created_at";
+
+/// A receiver of events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Webhook {
+    /// Given by the ledger; 0 before.
+    pub no: u64,
+    pub id: WebhookId,
+    pub url: String,
+    /// Empty: all.
+    pub types: Vec<String>,
+    pub disabled: bool,
+    pub secret: Secret,
+    /// Also signs, until then.
+    pub previous: Option<(Secret, UnixMs)>,
+    /// Given by the ledger: every event up to this one is delivered, not wanted, or waits.
+    pub cursor: u64,
+    pub created_at: UnixMs,
+}
+
+/// What an operator changes; `None` stays.
+#[derive(Clone, Debug, Default)]
+pub struct WebhookEdit {
+    pub url: Option<String>,
+    pub types: Option<Vec<String>>,
+    pub disabled: Option<bool>,
+}
+
+/// How a webhook stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    pub waiting: u64,
+    pub parked: u64,
+    /// When the oldest event happened that it lacks and that is not parked.
+    pub oldest: Option<UnixMs>,
+    pub last_problem: Option<String>,
+}
+
+/// A delivery that was given up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParkedEvent {
+    pub no: u64,
+    pub id: EventId,
+    pub kind: String,
+    pub at: UnixMs,
+    pub attempts: u32,
+    pub problem: Option<String>,
+}
+
+impl SqliteLedger {
+    /// Keeps a new webhook, and the answer to the request that made it; `false` when there are too many. It is told of
+    /// events from now on.
+    pub async fn add_webhook(&self, webhook: Webhook, answer: Option<KeyedAnswer>) -> LedgerResult<bool> {
+        self.transact(Urgency::Settle, move |transaction| {
+            let count: u32 = transaction.query_row("select count(*) from webhooks", [], |row| row.get(0))?;
+            if count >= WEBHOOKS_MAX {
+                return Ok(false);
+            }
+            transaction.execute(
+                "insert into webhooks (webhook_id, url, types, disabled, secret, cursor, created_at)
+                 values (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+                params![
+                    webhook.id.to_bytes(),
+                    webhook.url,
+                    types_text(&webhook.types),
+                    webhook.disabled,
+                    webhook.secret.as_bytes(),
+                    signed(newest(transaction)?),
+                    webhook.created_at.0
+                ],
+            )?;
+            if let Some(answer) = answer {
+                remember(transaction, &answer, webhook.created_at)?;
+            }
+            Ok(true)
+        })
+        .await
+    }
+
+    /// Every webhook, oldest first.
+    pub async fn webhooks(&self) -> LedgerResult<Vec<Webhook>> {
+        self.read(|connection| {
+            let sql = format!("select {COLUMNS} from webhooks order by webhook_no");
+            let mut statement = connection.prepare_cached(&sql)?;
+            let rows = statement.query_map([], read_webhook)?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
+    pub async fn webhook(&self, id: WebhookId) -> LedgerResult<Option<Webhook>> {
+        self.read(move |connection| Ok(find(connection, id)?)).await
+    }
+
+    /// Changes a webhook; `None` when there is none. Again is harmless.
+    pub async fn edit_webhook(&self, id: WebhookId, edit: WebhookEdit) -> LedgerResult<Option<Webhook>> {
+        self.transact(Urgency::Settle, move |transaction| {
+            transaction.execute(
+                "update webhooks set url = coalesce(?2, url), types = coalesce(?3, types),
+                     disabled = coalesce(?4, disabled) where webhook_id = ?1",
+                params![id.to_bytes(), edit.url, edit.types.as_deref().map(types_text), edit.disabled],
+            )?;
+            Ok(find(transaction, id)?)
+        })
+        .await
+    }
+
+    /// Gives a webhook a new secret. The one before also signs until `until`; the one before that no more.
+    pub async fn change_webhook_secret(
+        &self,
+        id: WebhookId,
+        secret: Secret,
+        until: UnixMs,
+    ) -> LedgerResult<Option<Webhook>> {
+        self.transact(Urgency::Settle, move |transaction| {
+            transaction.execute(
+                "update webhooks set previous_secret = secret, previous_secret_until = ?3, secret = ?2
+                 where webhook_id = ?1",
+                params![id.to_bytes(), secret.as_bytes(), until.0],
+            )?;
+            Ok(find(transaction, id)?)
+        })
+        .await
+    }
+
+    /// Deletes a webhook and all that waits for it; `false` when there was none.
+    pub async fn delete_webhook(&self, id: WebhookId) -> LedgerResult<bool> {
+        self.transact(Urgency::Settle, move |transaction| {
+            let deleted =
+                transaction.execute("delete from webhooks where webhook_id = ?1", [id.to_bytes()])?;
+            Ok(deleted == 1)
+        })
+        .await
+    }
+
+    /// Delivers again: what is parked; with `since` also everything that happened from then on, delivered or not.
+    /// Answers how many events were looked at for that, `None` when there is no such webhook.
+    pub async fn replay_webhook(
+        &self,
+        id: WebhookId,
+        since: Option<UnixMs>,
+        now: UnixMs,
+    ) -> LedgerResult<Option<u64>> {
+        // Looked up beside the writer: nobody who pays should wait for it.
+        let (first, count) = match since {
+            None => (None, 0),
+            Some(since) => self.read(move |connection| Ok(events_since(connection, since)?)).await?,
+        };
+        self.transact(Urgency::Settle, move |transaction| {
+            let Some(webhook) = find(transaction, id)? else { return Ok(None) };
+            let parked = retry_parked(transaction, signed(webhook.no), now)?;
+            if let Some(first) = first {
+                transaction.execute(
+                    "update webhooks set cursor = min(cursor, ?2) where webhook_no = ?1",
+                    params![signed(webhook.no), first - 1],
+                )?;
+            }
+            Ok(Some(parked.saturating_add(count)))
+        })
+        .await
+    }
+
+    /// How a webhook stands.
+    pub async fn webhook_standing(&self, webhook_no: u64) -> LedgerResult<Standing> {
+        self.read(move |connection| Ok(read_standing(connection, signed(webhook_no))?)).await
+    }
+
+    /// Deliveries that were given up, oldest event first, those after the event number `after`; and whether there are
+    /// more.
+    pub async fn parked_page(
+        &self,
+        webhook_no: u64,
+        after: u64,
+        limit: u32,
+    ) -> LedgerResult<(Vec<ParkedEvent>, bool)> {
+        let ledger = *self.incarnation();
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "select event_no, type, at, attempts, problem from deliveries join events using (event_no)
+                 where webhook_no = ?1 and event_no > ?2 and state = 'parked' order by event_no limit ?3",
+            )?;
+            let values = params![signed(webhook_no), signed(after), i64::from(limit) + 1];
+            let rows = statement.query_map(values, |row| {
+                let no = column::number(row, 0)?;
+                Ok(ParkedEvent {
+                    no,
+                    id: EventId::numbered(&ledger, no),
+                    kind: row.get(1)?,
+                    at: column::time(row, 2)?,
+                    attempts: column::count(row, 3)?,
+                    problem: row.get(4)?,
+                })
+            })?;
+            Ok(super::buyers::page(rows.collect::<Result<_, _>>()?, limit))
+        })
+        .await
+    }
+}
+
+fn find(connection: &Connection, id: WebhookId) -> rusqlite::Result<Option<Webhook>> {
+    let sql = format!("select {COLUMNS} from webhooks where webhook_id = ?1");
+    connection.prepare_cached(&sql)?.query_row([id.to_bytes()], read_webhook).optional()
+}
+
+fn read_webhook(row: &Row<'_>) -> rusqlite::Result<Webhook> {
+    let previous: Option<Vec<u8>> = row.get(6)?;
+    Ok(Webhook {
+        no: column::number(row, 0)?,
+        id: WebhookId(column::id(row, 1)?),
+        url: row.get(2)?,
+        types: column::word(row, 3, |text| serde_json::from_str(text).ok())?,
+        disabled: row.get(4)?,
+        secret: Secret::from_bytes(row.get(5)?),
+        previous: previous.map(Secret::from_bytes).zip(column::time_option(row, 7)?),
+        cursor: column::number(row, 8)?,
+        created_at: column::time(row, 9)?,
+    })
+}
+
+fn types_text(types: &[String]) -> String {
+    serde_json::Value::from(types).to_string()
+}
+
+/// The time to give up begins anew.
+fn retry_parked(transaction: &Transaction<'_>, webhook_no: i64, now: UnixMs) -> rusqlite::Result<u64> {
+    let mut parked = transaction
+        .prepare_cached("select distinct track from deliveries where webhook_no = ?1 and state = 'parked'")?;
+    let tracks: Vec<i64> = parked.query_map([webhook_no], |row| row.get(0))?.collect::<Result<_, _>>()?;
+    let woken = transaction.execute(
+        "update deliveries set state = 'waiting', attempts = 0, since = ?2
+         where webhook_no = ?1 and state = 'parked'",
+        params![webhook_no, now.0],
+    )?;
+    for track in tracks {
+        set_head(transaction, webhook_no, track, now)?;
+    }
+    Ok(u64::try_from(woken).unwrap_or(u64::MAX))
+}
+
+/// The first event from then on, and how many there are.
+fn events_since(connection: &Connection, since: UnixMs) -> rusqlite::Result<(Option<i64>, u64)> {
+    connection
+        .prepare_cached("select min(event_no), count(*) from events where at >= ?1")?
+        .query_row([since.0], |row| Ok((row.get(0)?, column::number(row, 1)?)))
+}
+
+fn read_standing(connection: &Connection, webhook_no: i64) -> rusqlite::Result<Standing> {
+    let count = |state: &str| {
+        connection
+            .prepare_cached("select count(*) from deliveries where webhook_no = ?1 and state = ?2")?
+            .query_row(params![webhook_no, state], |row| column::number(row, 0))
+    };
+    let oldest = connection
+        .prepare_cached(
+            "select min(at) from (
+                 select at from (select at from events
+                     where event_no > (select cursor from webhooks where webhook_no = ?1) order by event_no limit 1)
+                 union all
+                 select at from (select at from deliveries join events using (event_no)
+                     where webhook_no = ?1 and state = 'waiting' order by event_no limit 1))",
+        )?
+        .query_row([webhook_no], |row| column::time_option(row, 0))?;
+    let last_problem = connection
+        .prepare_cached(
+            "select problem from deliveries where webhook_no = ?1 and problem is not null
+             order by event_no desc limit 1",
+        )?
+        .query_row([webhook_no], |row| row.get(0))
+        .optional()?;
+    Ok(Standing { waiting: count("waiting")?, parked: count("parked")?, oldest, last_problem })
+}

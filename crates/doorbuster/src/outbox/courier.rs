@@ -1,0 +1,302 @@
+//! One webhook's worker: takes what its receiver lacks, sends it, writes down what became of it. Owns one receiver's
+//! pace; knows no other receiver, so that none can slow another down.
+//!
+//! At least once: an event counts as delivered after the receiver said so and the ledger has it. Dying in between
+//! sends it again, with the same id.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::endpoint::wants;
+use super::patience::{Breaker, Room, wait_ms};
+use super::sink::{Sink, Trouble, WebhookSink};
+use super::window::{Next, WINDOW_MAX, Window, attempts_of, since_of};
+use crate::app::App;
+use crate::ledger::sqlite::{Outgoing, Webhook};
+use crate::telemetry::metrics::Delivery;
+
+/// Most events read at once.
+const READ_MAX: usize = 256;
+
+/// Reads in one go while nothing is found that the receiver wants.
+const READS_IN_A_ROW: u32 = 16;
+
+/// The ledger is told after so many deliveries at the latest.
+const NEWS_MAX: usize = 512;
+
+/// Every so many ticks the cursor is written, even if it only passed what the receiver does not want.
+const TICKS_PER_CURSOR: u32 = 10;
+
+/// How the dispatcher reaches its couriers: the newest event's number and a count that grows with every tick.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tick {
+    pub newest: u64,
+    pub count: u32,
+}
+
+#[derive(Debug)]
+pub struct Courier {
+    pub app: Arc<App>,
+    /// Changes when the operator changes it; also touched when there may be something to do.
+    pub webhook: watch::Receiver<Arc<Webhook>>,
+    pub ticks: watch::Receiver<Tick>,
+    pub stop: CancellationToken,
+    work: Work,
+}
+
+#[derive(Debug)]
+struct Work {
+    window: Window,
+    breaker: Breaker,
+    sink: Arc<Sink>,
+    under_way: JoinSet<Result<(), Trouble>>,
+    sent: HashMap<Id, Outgoing>,
+    /// When the next delivery that waits in the ledger is due.
+    next_due: Option<rules::time::UnixMs>,
+    /// Whether to look into the ledger in any case.
+    look: bool,
+    is_open: bool,
+}
+
+/// The webhook was deleted.
+struct Gone;
+
+impl Courier {
+    #[must_use]
+    pub fn new(
+        app: Arc<App>,
+        webhook: watch::Receiver<Arc<Webhook>>,
+        ticks: watch::Receiver<Tick>,
+        stop: CancellationToken,
+    ) -> Self {
+        let current = Arc::clone(&webhook.borrow());
+        let work = Work {
+            window: Window::new(current.no, current.cursor),
+            breaker: Breaker::default(),
+            sink: Arc::new(sink(&app, &current)),
+            under_way: JoinSet::new(),
+            sent: HashMap::new(),
+            next_due: None,
+            look: true,
+            is_open: false,
+        };
+        Self { app, webhook, ticks, stop, work }
+    }
+
+    /// Works until it is stopped or its webhook is deleted. When it is stopped, what is under way may end.
+    pub async fn run(mut self) {
+        let _gone = self.work_on().await;
+        self.end().await;
+        self.show_open(false);
+    }
+
+    async fn work_on(&mut self) -> Result<(), Gone> {
+        loop {
+            if self.work.window.news() >= NEWS_MAX || self.work.under_way.is_empty() {
+                self.write().await?;
+            }
+            self.take().await?;
+            self.begin();
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return Ok(()),
+                Some(done) = self.work.under_way.join_next_with_id() => self.note(done),
+                changed = self.webhook.changed() => {
+                    changed.map_err(|_| Gone)?;
+                    self.work.sink = Arc::new(sink(&self.app, &self.webhook.borrow_and_update()));
+                    // In any case: that is how a cursor is noticed that was set back for a replay.
+                    self.write_down().await?;
+                    self.work.look = true;
+                }
+                changed = self.ticks.changed() => {
+                    changed.map_err(|_| Gone)?;
+                    self.tick().await?;
+                }
+            }
+            while let Some(done) = self.work.under_way.try_join_next_with_id() {
+                self.note(done);
+            }
+        }
+    }
+
+    async fn tick(&mut self) -> Result<(), Gone> {
+        let count = self.ticks.borrow_and_update().count;
+        let window = &self.work.window;
+        if window.has_news() || (count.is_multiple_of(TICKS_PER_CURSOR) && window.has_moved()) {
+            self.write_down().await?;
+        }
+        Ok(())
+    }
+
+    /// Tells the ledger what became of deliveries, if anything did.
+    async fn write(&mut self) -> Result<(), Gone> {
+        if self.work.window.has_news() { self.write_down().await.map(|_| ()) } else { Ok(()) }
+    }
+
+    /// `false`: the ledger could not be written; the news stay in hand.
+    async fn write_down(&mut self) -> Result<bool, Gone> {
+        let settlement = self.work.window.settlement();
+        match self.app.ledger.settle_deliveries(settlement, self.app.clock.now()).await {
+            Ok(Some(cursor)) => {
+                self.work.window.written(cursor);
+                // What failed is due some day, and what stood behind a delivery may be due now.
+                self.work.look = true;
+                Ok(true)
+            }
+            Ok(None) => Err(Gone),
+            Err(error) => {
+                tracing::warn!(%error, "deliveries could not be written down; trying again");
+                Ok(false)
+            }
+        }
+    }
+
+    /// Takes what the receiver lacks, if there is room for it and reason to look. The ledger must know all news first,
+    /// or it would give again what was just delivered.
+    async fn take(&mut self) -> Result<(), Gone> {
+        for _ in 0..READS_IN_A_ROW {
+            let now = self.app.clock.now();
+            let newest = self.ticks.borrow().newest;
+            let fresh = newest > self.work.window.read_to();
+            let due = self.work.next_due.is_some_and(|due| due <= now);
+            let disabled = self.webhook.borrow().disabled;
+            if disabled || self.work.window.room() <= WINDOW_MAX / 2 || !(fresh || due || self.work.look) {
+                return Ok(());
+            }
+            if self.work.window.has_news() && !self.write_down().await? {
+                return Ok(());
+            }
+            if !self.read(now).await || self.work.window.room() < WINDOW_MAX {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// `false`: the ledger could not be read.
+    async fn read(&mut self, now: rules::time::UnixMs) -> bool {
+        let webhook = Arc::clone(&self.webhook.borrow());
+        let limit = u32::try_from(READ_MAX.min(self.work.window.room())).unwrap_or(0);
+        let types = webhook.types.clone();
+        let wanted = move |kind: &str| wants(&types, kind);
+        let after = self.work.window.read_to();
+        match self.app.ledger.take_deliveries(webhook.no, after, limit, now, wanted).await {
+            Ok(taken) => {
+                self.work.next_due = taken.next_due;
+                self.work.look = false;
+                self.work.window.add(taken);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, webhook_id = %webhook.id, "events could not be read; trying again");
+                self.work.look = true;
+                false
+            }
+        }
+    }
+
+    /// Sends as much as the receiver may have at once.
+    fn begin(&mut self) {
+        if self.webhook.borrow().disabled {
+            return;
+        }
+        let most = self.app.settings.webhooks.in_flight;
+        loop {
+            let work = &mut self.work;
+            let delivery = match work.breaker.room(self.app.clock.now(), work.under_way.len(), most) {
+                Room::None => return,
+                Room::Places(_) => work.window.first_ready(),
+                Room::Probe => {
+                    let probe = work.window.probe();
+                    if probe.is_some() {
+                        work.breaker.probe();
+                    }
+                    probe
+                }
+            };
+            let Some(delivery) = delivery else { return };
+            let (sink, event) = (Arc::clone(&work.sink), delivery.event.clone());
+            let task = work.under_way.spawn(async move { sink.send(&event).await });
+            work.sent.insert(task.id(), delivery);
+        }
+    }
+
+    fn note(&mut self, done: Result<(Id, Result<(), Trouble>), JoinError>) {
+        let (id, outcome) = done.unwrap_or_else(|error| {
+            let problem = "the delivery was interrupted".to_owned();
+            (error.id(), Err(Trouble { problem, retry_after: None }))
+        });
+        let Some(delivery) = self.work.sent.remove(&id) else { return };
+        match outcome {
+            Ok(()) => {
+                self.app.metrics.deliveries.inc(Delivery::Delivered);
+                self.work.breaker.delivered();
+                self.work.window.delivered(delivery.track);
+            }
+            Err(trouble) => self.note_failure(&delivery, trouble),
+        }
+        self.show_open(self.work.breaker.is_open());
+    }
+
+    fn note_failure(&mut self, delivery: &Outgoing, trouble: Trouble) {
+        let now = self.app.clock.now();
+        self.app.metrics.deliveries.inc(Delivery::Failed);
+        self.work.breaker.failed(now, rand::random());
+        let waited = Duration::from_millis(since_of(delivery, now).ms_until(now));
+        let patience = Duration::from_secs(u64::from(self.app.settings.webhooks.retry_hours) * 3_600);
+        let attempts = attempts_of(delivery).saturating_add(1);
+        let (event_id, problem) = (delivery.event.id, trouble.problem);
+        let webhook_id = self.webhook.borrow().id;
+        let next = if waited >= patience {
+            self.app.metrics.deliveries.inc(Delivery::Parked);
+            tracing::error!(%webhook_id, %event_id, attempts, %problem, "an event is parked: its webhook did not take it");
+            Next::Park
+        } else {
+            let asked = trouble.retry_after.map_or(0, |after| u64::try_from(after.as_millis()).unwrap_or(0));
+            let wait = wait_ms(attempts, rand::random()).max(asked);
+            tracing::warn!(%webhook_id, %event_id, attempts, %problem, "a delivery failed; it is tried again");
+            Next::Again { due_at: now.plus_ms(i64::try_from(wait).unwrap_or(i64::MAX)) }
+        };
+        self.work.window.failed(delivery.track, now, next, problem);
+    }
+
+    /// Says once that a receiver is left alone, and once that it is back.
+    fn show_open(&mut self, open: bool) {
+        if open == self.work.is_open {
+            return;
+        }
+        self.work.is_open = open;
+        let webhook_id = self.webhook.borrow().id;
+        if open {
+            self.app.metrics.webhooks_resting.inc();
+            tracing::warn!(%webhook_id, "a webhook keeps failing: it is left alone for a while");
+        } else {
+            self.app.metrics.webhooks_resting.dec();
+            tracing::info!(%webhook_id, "a webhook is no longer left alone");
+        }
+    }
+
+    /// What is under way may end, for half of the time that the process has; the rest is sent again after a restart.
+    async fn end(&mut self) {
+        let patience = Duration::from_secs(self.app.settings.drain_s.into()) / 2;
+        let deadline = tokio::time::Instant::from_std(self.app.clock.instant()) + patience;
+        while let Ok(Some(done)) =
+            tokio::time::timeout_at(deadline, self.work.under_way.join_next_with_id()).await
+        {
+            self.note(done);
+        }
+        if self.work.window.has_news() || self.work.window.has_moved() {
+            let _gone = self.write_down().await;
+        }
+    }
+}
+
+fn sink(app: &App, webhook: &Webhook) -> Sink {
+    let private_addresses = app.settings.webhooks.private_addresses;
+    Sink::Webhook(WebhookSink::new(app.dispatch.client(), app.clock.clone(), webhook, private_addresses))
+}

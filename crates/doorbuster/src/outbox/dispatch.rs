@@ -1,0 +1,171 @@
+//! The couriers' desk: one courier per webhook, told what is new; old events dropped. Owns who works; does not know
+//! what is delivered.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::Client;
+use rules::id::WebhookId;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::courier::{Courier, Tick};
+use super::sink;
+use crate::app::App;
+use crate::config::Settings;
+use crate::ledger::LedgerResult;
+use crate::ledger::sqlite::Webhook;
+
+/// How often is looked for new events: about the longest that one waits before it is sent.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Every so many ticks the metrics of the webhooks are set.
+const TICKS_PER_STANDING: u32 = 50;
+
+/// Every so many ticks old events are dropped.
+const TICKS_PER_DROPPING: u32 = 600;
+
+/// Most drops in a row; each is bounded by itself.
+const DROPS_IN_A_ROW: u32 = 100;
+
+/// What requests and couriers share.
+#[derive(Debug)]
+pub struct Dispatch {
+    client: Client,
+    changed: Notify,
+}
+
+/// A courier at work.
+#[derive(Debug)]
+struct Post {
+    webhook: watch::Sender<Arc<Webhook>>,
+    stop: CancellationToken,
+}
+
+impl Dispatch {
+    pub fn new(settings: &Settings) -> anyhow::Result<Self> {
+        Ok(Self { client: sink::client(&settings.webhooks)?, changed: Notify::new() })
+    }
+
+    pub(super) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// To be called after a webhook was made, changed, deleted or asked to be delivered to again.
+    pub fn changed(&self) {
+        self.changed.notify_one();
+    }
+}
+
+/// Works until the process ends. The couriers end by themselves then.
+pub async fn run(app: Arc<App>) {
+    let shutdown = app.shutdown.clone();
+    shutdown.run_until_cancelled(keep_posts(&app)).await;
+}
+
+async fn keep_posts(app: &Arc<App>) {
+    let mut posts = HashMap::new();
+    let (ticks, _) = watch::channel(Tick::default());
+    let mut timer = tokio::time::interval(TICK);
+    timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut stale = true;
+    loop {
+        if stale || posts.values().any(|post: &Post| post.webhook.is_closed()) {
+            stale = fill_posts(app, &mut posts, &ticks).await.is_err();
+        }
+        tokio::select! {
+            // Who was told that a secret is new may rely on it: changes go before events.
+            biased;
+            () = app.dispatch.changed.notified() => stale = true,
+            _ = timer.tick() => tick(app, &posts, &ticks).await,
+        }
+    }
+}
+
+/// A courier for every webhook, and none for others. Those that work are told how their webhook is now.
+async fn fill_posts(
+    app: &Arc<App>,
+    posts: &mut HashMap<WebhookId, Post>,
+    ticks: &watch::Sender<Tick>,
+) -> LedgerResult<()> {
+    let webhooks = app.ledger.webhooks().await.inspect_err(|error| {
+        tracing::warn!(%error, "the webhooks could not be read; trying again");
+    })?;
+    posts.retain(|id, post| {
+        let stays = webhooks.iter().any(|webhook| webhook.id == *id) && !post.webhook.is_closed();
+        if !stays {
+            post.stop.cancel();
+        }
+        stays
+    });
+    for webhook in webhooks.into_iter().map(Arc::new) {
+        match posts.get(&webhook.id) {
+            Some(post) => drop(post.webhook.send_replace(webhook)),
+            None => drop(posts.insert(webhook.id, start(app, webhook, ticks.subscribe()))),
+        }
+    }
+    Ok(())
+}
+
+fn start(app: &Arc<App>, webhook: Arc<Webhook>, ticks: watch::Receiver<Tick>) -> Post {
+    let stop = app.shutdown.child_token();
+    let (send, receive) = watch::channel(webhook);
+    let courier = Courier::new(Arc::clone(app), receive, ticks, stop.clone());
+    app.tasks.spawn(courier.run());
+    Post { webhook: send, stop }
+}
+
+async fn tick(app: &Arc<App>, posts: &HashMap<WebhookId, Post>, ticks: &watch::Sender<Tick>) {
+    let Tick { newest, count } = *ticks.borrow();
+    let count = count.wrapping_add(1);
+    // Without webhooks nobody needs to look.
+    let looked = if posts.is_empty() { Ok(newest) } else { app.ledger.newest_event().await };
+    match looked {
+        Ok(newest) => drop(ticks.send_replace(Tick { newest, count })),
+        Err(error) => tracing::warn!(%error, "new events could not be looked for; trying again"),
+    }
+    let outcome = async {
+        if count % TICKS_PER_STANDING == 1 {
+            show_standings(app, posts).await?;
+        }
+        if count % TICKS_PER_DROPPING == 1 {
+            drop_old_events(app).await?;
+        }
+        LedgerResult::Ok(())
+    };
+    if let Err(error) = outcome.await {
+        tracing::warn!(%error, "the webhooks could not be looked after; trying again");
+    }
+}
+
+async fn show_standings(app: &App, posts: &HashMap<WebhookId, Post>) -> LedgerResult<()> {
+    let (mut waiting, mut parked, mut lag_ms) = (0_u64, 0_u64, 0);
+    for post in posts.values() {
+        let webhook = Arc::clone(&post.webhook.borrow());
+        let standing = app.ledger.webhook_standing(webhook.no).await?;
+        waiting = waiting.saturating_add(standing.waiting);
+        parked = parked.saturating_add(standing.parked);
+        let oldest = standing.oldest.filter(|_| !webhook.disabled);
+        lag_ms = oldest.map_or(lag_ms, |oldest| oldest.ms_until(app.clock.now()).max(lag_ms));
+    }
+    let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    app.metrics.deliveries_waiting.set(gauge(waiting));
+    app.metrics.deliveries_parked.set(gauge(parked));
+    app.metrics.deliveries_lag_seconds.set(gauge(lag_ms / 1_000));
+    Ok(())
+}
+
+/// `webhooks.keep_hours` is never shorter than `webhooks.retry_hours`: whatever is dropped was delivered, given up, or
+/// could not be delivered for all that time.
+async fn drop_old_events(app: &App) -> LedgerResult<()> {
+    let kept_ms = i64::from(app.settings.webhooks.keep_hours) * 3_600_000;
+    let before = app.clock.now().plus_ms(-kept_ms);
+    for _ in 0..DROPS_IN_A_ROW {
+        if app.ledger.drop_old_events(before).await? == 0 {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    Ok(())
+}

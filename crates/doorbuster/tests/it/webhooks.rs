@@ -1,0 +1,723 @@
+//! Events on their way to the shop: real receivers on real sockets, with the receivers' own check of signatures.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lc_rs::hmac;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use doorbuster::clock::Clock;
+use doorbuster::telemetry::metrics::Delivery;
+use http::{HeaderMap, StatusCode};
+use parking_lot::Mutex;
+use rules::time::UnixMs;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::app::{TestApp, TestSale, assert_code, draft, with_manual_clock};
+use crate::operator_sales::eventually;
+use crate::receiver::{Books, Outcome};
+
+const INSIDE: &str = "webhooks.private_addresses=true";
+
+/// A long time: the tests that turn the clock must not lose events to it.
+const KEEP: &str = "webhooks.keep_hours=87600";
+
+/// One request, as it came.
+#[derive(Clone, Debug)]
+struct Got {
+    headers: HeaderMap,
+    bytes: Bytes,
+    body: Value,
+    /// Whether it was taken.
+    taken: bool,
+}
+
+impl Got {
+    fn id(&self) -> &str {
+        self.headers["webhook-id"].to_str().unwrap()
+    }
+
+    fn event(&self) -> &Value {
+        &self.body["data"]
+    }
+
+    fn order(&self) -> Option<(String, u64)> {
+        let event = self.event();
+        Some((event["order_id"].as_str()?.to_owned(), event["seq"].as_u64()?))
+    }
+
+    /// As the standard says, written here anew: `id.timestamp.body`, HMAC-SHA256, any of the signatures.
+    fn is_signed_with(&self, secret: &str) -> bool {
+        let secret = STANDARD.decode(secret.strip_prefix("whsec_").unwrap()).unwrap();
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
+        let text = |name: &str| self.headers[name].to_str().unwrap();
+        let signed = [self.id().as_bytes(), text("webhook-timestamp").as_bytes(), &self.bytes].join(&b'.');
+        text("webhook-signature").split(' ').any(|one| {
+            let signature = STANDARD.decode(one.strip_prefix("v1,").unwrap()).unwrap();
+            hmac::verify(&key, &signed, &signature).is_ok()
+        })
+    }
+}
+
+/// What a receiver does with a request.
+#[derive(Clone, Debug)]
+enum Reply {
+    Status(u16),
+    Elsewhere(String),
+    /// It never answers.
+    Silence,
+}
+
+type Mood = Box<dyn FnMut(&Got) -> Reply + Send>;
+
+/// Somebody's server.
+#[derive(Clone)]
+struct Receiver {
+    address: SocketAddr,
+    got: Arc<Mutex<Vec<Got>>>,
+    mood: Arc<Mutex<Mood>>,
+}
+
+impl Receiver {
+    async fn open(mood: impl FnMut(&Got) -> Reply + Send + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let receiver = Self {
+            address: listener.local_addr().unwrap(),
+            got: Arc::default(),
+            mood: Arc::new(Mutex::new(Box::new(mood))),
+        };
+        let router = axum::Router::new().fallback(answer).with_state(receiver.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        receiver
+    }
+
+    /// Takes everything.
+    async fn willing() -> Self {
+        Self::open(|_| Reply::Status(204)).await
+    }
+
+    fn becomes(&self, mood: impl FnMut(&Got) -> Reply + Send + 'static) {
+        *self.mood.lock() = Box::new(mood);
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}/hooks", self.address)
+    }
+
+    fn asked(&self) -> Vec<Got> {
+        self.got.lock().clone()
+    }
+
+    /// What it took, in order, each event once: a receiver knows repeats by their id.
+    fn taken(&self) -> Vec<Got> {
+        let mut seen = BTreeSet::new();
+        self.asked().into_iter().filter(|got| got.taken && seen.insert(got.id().to_owned())).collect()
+    }
+
+    fn count(&self, kind: &str) -> usize {
+        self.taken().iter().filter(|got| got.event()["type"] == kind).count()
+    }
+}
+
+async fn answer(State(receiver): State<Receiver>, headers: HeaderMap, bytes: Bytes) -> Response {
+    let body = serde_json::from_slice(&bytes).unwrap_or_default();
+    let mut got = Got { headers, bytes, body, taken: false };
+    let reply = (receiver.mood.lock())(&got);
+    got.taken = matches!(reply, Reply::Status(200..300));
+    receiver.got.lock().push(got);
+    match reply {
+        Reply::Status(status) => StatusCode::from_u16(status).unwrap().into_response(),
+        Reply::Elsewhere(url) => (StatusCode::TEMPORARY_REDIRECT, [("location", url)]).into_response(),
+        Reply::Silence => std::future::pending().await,
+    }
+}
+
+/// Makes a webhook; its JSON, secret included.
+async fn hook(app: &TestApp, url: &str) -> Value {
+    app.operate("POST", "/admin/v1/webhooks", Some(&json!({"url": url})), 201).await
+}
+
+fn path(hook: &Value) -> String {
+    format!("/admin/v1/webhooks/{}", hook["id"].as_str().unwrap())
+}
+
+async fn look(app: &TestApp, hook: &Value) -> Value {
+    app.operate("GET", &path(hook), None, 200).await
+}
+
+/// So many buyers buy and cancel: two events each.
+async fn buy_and_cancel(app: &TestApp, sale: &TestSale, buyers: std::ops::Range<u32>) {
+    for number in buyers {
+        let buyer = app.buyer(&format!("buyer-{number}"));
+        let order = buyer.buy(sale.offer(), 1, 202).await;
+        let id = order["id"].as_str().unwrap();
+        buyer.order(id).await;
+        buyer.call("POST", &format!("/api/v1/orders/{id}/cancel"), Some(&json!({})), 200).await;
+    }
+}
+
+/// That the events of each order were taken in their order, from `order.recorded` to `order.closed`.
+fn assert_in_order(receiver: &Receiver, orders: usize) {
+    let mut seqs: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for (order, seq) in receiver.taken().iter().filter_map(Got::order) {
+        seqs.entry(order).or_default().push(seq);
+    }
+    assert_eq!(seqs.len(), orders);
+    for (order, seqs) in seqs {
+        assert_eq!(seqs, [2, 3], "{order}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_event_arrives_signed_and_each_order_in_its_order() {
+    let app = TestApp::with(&[INSIDE]).await;
+    let receiver = Receiver::willing().await;
+    let hook = hook(&app, &receiver.url()).await;
+    let secret = hook["secret"].as_str().unwrap();
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..20).await;
+    eventually("all events are there", async || receiver.count("order.closed") == 20).await;
+    assert_in_order(&receiver, 20);
+    assert_eq!((receiver.count("sale.created"), receiver.count("sale.published")), (1, 1));
+    for got in receiver.taken() {
+        assert!(got.is_signed_with(secret), "{got:?}");
+        assert!(!got.is_signed_with("whsec_AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA="));
+        let event = got.event();
+        assert_eq!(event["id"], got.id());
+        assert_eq!((&event["type"], &event["at"]), (&got.body["type"], &got.body["timestamp"]));
+        assert_eq!(event["sale_id"], sale.id.as_str());
+        let sent: i64 = got.headers["webhook-timestamp"].to_str().unwrap().parse().unwrap();
+        assert!((sent - app.app.clock.now().0 / 1_000).abs() < 300);
+    }
+    let taken = receiver.taken();
+    let closed = taken.iter().find(|got| got.event()["type"] == "order.closed").unwrap().event();
+    assert_eq!(closed["offer_id"], sale.offer());
+    assert_eq!(closed["data"]["state"], "closed");
+    assert_eq!(closed["data"]["reason"], "cancelled");
+    assert!(closed["data"]["buyer"].as_str().unwrap().starts_with("buyer-"), "{closed}");
+    assert_eq!(closed["data"]["quantity"], 1);
+    assert_eq!(closed["data"]["total"], json!({"amount": 149_900, "currency": "CNY"}));
+    eventually("all is written down", async || look(&app, &hook).await["behind_since"].is_null()).await;
+    assert_eq!(app.app.metrics.deliveries.get(Delivery::Failed), 0);
+    assert!(app.app.metrics.deliveries.get(Delivery::Delivered) >= 42);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_that_fails_now_and_then_gets_everything_and_each_order_in_its_order() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let mut tried: HashMap<String, u32> = HashMap::new();
+    let receiver = Receiver::open(move |got| {
+        let times = tried.entry(got.id().to_owned()).or_default();
+        *times += 1;
+        // Every third event fails twice, and every one of these in its own way.
+        let bad = got.order().is_some_and(|(order, seq)| (u64::from(order.as_bytes()[20]) + seq) % 3 == 0);
+        Reply::Status(if bad && *times < 3 { [500, 404, 429][*times as usize % 3] } else { 200 })
+    })
+    .await;
+    let hook = hook(&app, &receiver.url()).await;
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..20).await;
+    eventually("all events are there", async || {
+        clock.advance(Duration::from_secs(10));
+        receiver.count("order.closed") == 20
+    })
+    .await;
+    assert_in_order(&receiver, 20);
+    assert!(app.app.metrics.deliveries.get(Delivery::Failed) > 0);
+    eventually("nothing waits", async || {
+        let seen = look(&app, &hook).await;
+        seen["waiting"] == 0 && seen["parked"] == 0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_receiver_and_a_silent_one_hurt_no_other() {
+    let app = TestApp::with(&[INSIDE]).await;
+    let (silent, live) = (Receiver::open(|_| Reply::Silence).await, Receiver::willing().await);
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let hooks = [
+        hook(&app, &silent.url()).await,
+        hook(&app, &format!("http://{nobody}/")).await,
+        hook(&app, &live.url()).await,
+    ];
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..10).await;
+    eventually("the live one has all", async || live.count("order.closed") == 10).await;
+    assert_in_order(&live, 10);
+    assert!(silent.taken().is_empty());
+    assert!(silent.asked().len() <= 10, "no more than so many at once");
+    eventually("the dead one is told to the operator", async || {
+        look(&app, &hooks[1]).await["last_problem"].is_string()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_loses_nothing_and_keeps_the_order() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let receiver = Receiver::open(|_| Reply::Status(500)).await;
+    let hook = hook(&app, &receiver.url()).await;
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..5).await;
+    eventually("it was asked", async || !receiver.asked().is_empty()).await;
+    let app = TestApp::on(app.stop().await, clock.clone(), &[INSIDE, KEEP]).await;
+    buy_and_cancel(&app, &sale, 5..10).await;
+    assert!(receiver.taken().is_empty());
+    receiver.becomes(|_| Reply::Status(200));
+    eventually("all events are there", async || {
+        clock.advance(Duration::from_secs(60));
+        receiver.count("order.closed") == 10
+    })
+    .await;
+    assert_in_order(&receiver, 10);
+    let before = receiver.asked().len();
+    eventually("nothing waits", async || look(&app, &hook).await["behind_since"].is_null()).await;
+    let app = TestApp::on(app.stop().await, clock, &[INSIDE, KEEP]).await;
+    buy_and_cancel(&app, &sale, 10..11).await;
+    eventually("only what is new comes", async || receiver.count("order.closed") == 11).await;
+    assert_eq!(receiver.asked().len(), before + 2, "what was delivered before is not sent again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_taken_in_its_time_is_parked_and_a_replay_brings_it() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let receiver = Receiver::open(|got| Reply::Status(if got.order().is_some() { 503 } else { 200 })).await;
+    let hook = hook(&app, &receiver.url()).await;
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..1).await;
+    eventually("both events are parked", async || {
+        clock.advance(Duration::from_secs(1_800));
+        look(&app, &hook).await["parked"] == 2
+    })
+    .await;
+    assert_eq!(app.app.metrics.deliveries.get(Delivery::Parked), 2);
+    assert_eq!(look(&app, &hook).await["waiting"], 0);
+    let parked = app.operate("GET", &format!("{}/parked?limit=1", path(&hook)), None, 200).await;
+    assert_eq!(parked["items"][0]["type"], "order.recorded");
+    assert!(parked["items"][0]["attempts"].as_u64().unwrap() > 3, "{parked}");
+    assert!(parked["items"][0]["problem"].as_str().unwrap().contains("503"), "{parked}");
+    let cursor = parked["next_cursor"].as_str().unwrap();
+    let parked = app.operate("GET", &format!("{}/parked?cursor={cursor}", path(&hook)), None, 200).await;
+    assert_eq!((&parked["items"][0]["type"], &parked["next_cursor"]), (&json!("order.closed"), &Value::Null));
+
+    receiver.becomes(|_| Reply::Status(200));
+    let replayed = app.operate("POST", &format!("{}/replay", path(&hook)), Some(&json!({})), 200).await;
+    assert_eq!(replayed, json!({"webhook_id": hook["id"], "events": 2}));
+    eventually("both arrive", async || {
+        clock.advance(Duration::from_secs(60));
+        receiver.count("order.closed") == 1
+    })
+    .await;
+    assert_in_order(&receiver, 1);
+    eventually("nothing is parked", async || look(&app, &hook).await["parked"] == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_since_a_time_repeats_everything_from_then_on_under_the_same_ids() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let receiver = Receiver::willing().await;
+    let hook = hook(&app, &receiver.url()).await;
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..3).await;
+    clock.advance(Duration::from_secs(10));
+    let since = clock.now();
+    buy_and_cancel(&app, &sale, 3..6).await;
+    eventually("all events are there", async || receiver.count("order.closed") == 6).await;
+    let first = receiver.asked().len();
+    let replay = json!({"since": since});
+    let replayed = app.operate("POST", &format!("{}/replay", path(&hook)), Some(&replay), 200).await;
+    assert_eq!(replayed["events"], 6);
+    eventually("six events come again", async || receiver.asked().len() == first + 6).await;
+    let asked = receiver.asked();
+    let ids = |gots: &[Got]| gots.iter().map(|got| got.id().to_owned()).collect::<BTreeSet<_>>();
+    // Ids sort as the events happened.
+    let latest: BTreeSet<_> = ids(&asked[..first]).into_iter().rev().take(6).collect();
+    assert_eq!(ids(&asked[first..]), latest);
+    assert_eq!(receiver.taken().len(), first, "nothing that a receiver would take for new");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_secret_signs_beside_the_old_one_for_a_day() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let receiver = Receiver::willing().await;
+    let hook = hook(&app, &receiver.url()).await;
+    let changed = app.operate("POST", &format!("{}/secret", path(&hook)), None, 200).await;
+    let (old, new) = (hook["secret"].as_str().unwrap(), changed["secret"].as_str().unwrap());
+    assert_ne!(old, new);
+    assert_eq!(changed["previous_secret_until"], json!(clock.now().plus_s(86_400)));
+    app.open_sale(1).await;
+    eventually("it is told", async || receiver.count("sale.published") == 1).await;
+    // The change may reach the courier after the first event; the last one certainly comes after it.
+    clock.advance(Duration::from_secs(86_399));
+    app.open_sale(1).await;
+    eventually("it is told", async || receiver.count("sale.published") == 2).await;
+    let last = receiver.taken().pop().unwrap();
+    assert!(last.is_signed_with(old) && last.is_signed_with(new));
+    clock.advance(Duration::from_secs(1));
+    app.open_sale(1).await;
+    eventually("it is told", async || receiver.count("sale.published") == 3).await;
+    let last = receiver.taken().pop().unwrap();
+    assert!(!last.is_signed_with(old) && last.is_signed_with(new));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_sends_us_elsewhere_is_a_failure() {
+    let app = TestApp::with(&[INSIDE]).await;
+    let other = Receiver::willing().await;
+    let url = other.url();
+    let receiver = Receiver::open(move |_| Reply::Elsewhere(url.clone())).await;
+    let hook = hook(&app, &receiver.url()).await;
+    app.open_sale(1).await;
+    eventually("it is told to the operator", async || {
+        look(&app, &hook).await["last_problem"].as_str().is_some_and(|problem| problem.contains("307"))
+    })
+    .await;
+    assert!(other.asked().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_can_make_us_call_the_services_beside_us() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let receiver = Receiver::open(|_| Reply::Status(500)).await;
+    let secure = receiver.url().replace("http:", "https:");
+    let by_name = secure.replace("127.0.0.1", "localhost");
+    let hooks = [hook(&app, &secure).await, hook(&app, &by_name).await];
+    let app = TestApp::on(app.stop().await, clock, &[KEEP]).await;
+    app.open_sale(1).await;
+    for hook in &hooks {
+        eventually("it is refused", async || {
+            let seen = look(&app, hook).await;
+            seen["last_problem"].as_str().is_some_and(|problem| problem.contains("public address"))
+        })
+        .await;
+    }
+    assert!(receiver.asked().is_empty());
+    for url in ["https://127.0.0.1/", "https://0x7f.1/", "https://[::ffff:10.0.0.1]/", "http://shop.example/"]
+    {
+        let problem = app.operate("POST", "/admin/v1/webhooks", Some(&json!({"url": url})), 422).await;
+        assert_code(&problem, "invalid_request");
+        assert_eq!(problem["field"], "url");
+        app.operate("PATCH", &path(&hooks[0]), Some(&json!({"url": url})), 422).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_is_made_seen_changed_and_deleted() {
+    let app = TestApp::with(&[INSIDE]).await;
+    let receiver = Receiver::willing().await;
+    let wanted = json!({"url": receiver.url(), "types": ["order.closed", "sale.*"], "disabled": true});
+    let hook = app.operate("POST", "/admin/v1/webhooks", Some(&wanted), 201).await;
+    assert!(hook["secret"].as_str().unwrap().starts_with("whsec_"));
+    let seen = look(&app, &hook).await;
+    assert_eq!(seen["secret"], Value::Null, "shown once");
+    for (name, value) in wanted.as_object().unwrap() {
+        assert_eq!(seen[name], *value);
+    }
+    let list = app.operate("GET", "/admin/v1/webhooks", None, 200).await;
+    assert_eq!(list, json!({"items": [seen], "next_cursor": null}));
+    for bad in [json!(["order"]), json!(["order.Paid"]), json!(["*"])] {
+        let problem = app.operate("PATCH", &path(&hook), Some(&json!({"types": bad})), 422).await;
+        assert_eq!(problem["field"], "types");
+    }
+
+    let sale = app.open_sale(5).await;
+    buy_and_cancel(&app, &sale, 0..2).await;
+    eventually("events wait", async || look(&app, &hook).await["behind_since"].is_string()).await;
+    assert!(receiver.asked().is_empty(), "it is disabled");
+    let changed = app.operate("PATCH", &path(&hook), Some(&json!({"disabled": false})), 200).await;
+    assert_eq!((&changed["disabled"], &changed["types"]), (&json!(false), &wanted["types"]));
+    eventually("they come", async || receiver.count("order.closed") == 2).await;
+    assert_eq!((receiver.count("sale.published"), receiver.count("order.recorded")), (1, 0));
+    eventually("nothing waits", async || look(&app, &hook).await["behind_since"].is_null()).await;
+
+    app.operate("DELETE", &path(&hook), None, 204).await;
+    for (method, path) in
+        [("GET", path(&hook)), ("DELETE", path(&hook)), ("GET", format!("{}/parked", path(&hook)))]
+    {
+        assert_code(&app.operate(method, &path, None, 404).await, "not_found");
+    }
+    let gone = format!("{}/replay", path(&hook));
+    app.operate("POST", &gone, Some(&json!({})), 404).await;
+    let (before, second) = (receiver.asked().len(), Receiver::willing().await);
+    crate::webhooks::hook(&app, &second.url()).await;
+    buy_and_cancel(&app, &sale, 2..3).await;
+    eventually("the second one is told", async || second.count("order.closed") == 1).await;
+    assert_eq!(receiver.asked().len(), before, "the first one is told no more");
+    assert_eq!(second.count("sale.created"), 0, "of what was before it, it is not told");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_request_makes_one_webhook() {
+    let app = TestApp::with(&[INSIDE]).await;
+    let make = || {
+        let request = app.client.post(app.url("/admin/v1/webhooks")).bearer_auth(crate::app::ADMIN_KEY);
+        request.header("idempotency-key", "k1").json(&json!({"url": "http://127.0.0.1:9/"}))
+    };
+    let (first, second) = (app.send(make()).await, app.send(make()).await);
+    assert_eq!((first.0, &first.2), (201, &second.2));
+    let list = app.operate("GET", "/admin/v1/webhooks", None, 200).await;
+    assert_eq!(list["items"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rehearsals_tell_nobody() {
+    let app = TestApp::with(&[INSIDE]).await;
+    let receiver = Receiver::willing().await;
+    hook(&app, &receiver.url()).await;
+    let mut rehearsal = draft(5);
+    rehearsal["rehearsal"] = json!(true);
+    let rehearsed = app.publish(rehearsal).await;
+    buy_and_cancel(&app, &rehearsed, 0..2).await;
+    let sale = app.open_sale(5).await;
+    buy_and_cancel(&app, &sale, 2..3).await;
+    eventually("the real one is told", async || receiver.count("order.closed") == 1).await;
+    for got in receiver.asked() {
+        assert_eq!(got.event()["sale_id"], sale.id.as_str());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reading_on_from_the_last_event_misses_none_while_others_are_written() {
+    let app = TestApp::start().await;
+    let sale = app.open_sale(500).await;
+    let writing = async {
+        futures_util::future::join_all((0..8).map(|part| {
+            let (app, sale) = (&app, &sale);
+            async move { buy_and_cancel(app, sale, part * 20..part * 20 + 20).await }
+        }))
+        .await;
+    };
+    let reading = async {
+        let (mut last, mut read) = (0, Vec::new());
+        while read.len() < 322 {
+            for event in app.app.ledger.events_after(last, 7).await.unwrap() {
+                assert_eq!(event.no, last + 1, "no gap");
+                last = event.no;
+                read.push(event);
+            }
+            tokio::task::yield_now().await;
+        }
+        read
+    };
+    let (read, ()) = tokio::join!(reading, writing);
+    let mut seqs: HashMap<String, Vec<u32>> = HashMap::new();
+    for event in read.iter().filter(|event| event.order_id.is_some()) {
+        seqs.entry(event.order_id.unwrap().to_string()).or_default().push(event.seq.unwrap());
+    }
+    assert_eq!(seqs.len(), 160);
+    assert!(seqs.values().all(|seqs| *seqs == [2, 3]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn old_events_are_dropped_but_never_the_newest() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let hook = hook(&app, "http://127.0.0.1:9/").await;
+    app.open_sale(1).await;
+    eventually("they wait", async || look(&app, &hook).await["waiting"] == 2).await;
+    let ledger = &app.app.ledger;
+    let newest = ledger.newest_event().await.unwrap();
+    assert_eq!(ledger.drop_old_events(clock.now()).await.unwrap(), 0, "not older than now");
+    assert_eq!(ledger.drop_old_events(UnixMs(clock.now().0 + 1)).await.unwrap(), 1);
+    assert_eq!(ledger.newest_event().await.unwrap(), newest);
+    let left = ledger.events_after(0, 10).await.unwrap();
+    assert_eq!(left.iter().map(|event| event.no).collect::<Vec<_>>(), [newest]);
+    assert_eq!(look(&app, &hook).await["waiting"], 1, "what is dropped waits no more");
+    app.open_sale(1).await;
+    assert_eq!(ledger.newest_event().await.unwrap(), newest + 2, "numbers do not come again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_is_delivered_many_at_once_and_no_more_than_allowed() {
+    let app = TestApp::with(&[INSIDE, "webhooks.in_flight=4"]).await;
+    let receiver = Receiver::willing().await;
+    let wanted = json!({"url": receiver.url(), "disabled": true});
+    let hook = app.operate("POST", "/admin/v1/webhooks", Some(&wanted), 201).await;
+    let sale = app.open_sale(500).await;
+    futures_util::future::join_all((0..8).map(|part| {
+        let (app, sale) = (&app, &sale);
+        async move { buy_and_cancel(app, sale, part * 40..part * 40 + 40).await }
+    }))
+    .await;
+    receiver.becomes(|_| Reply::Silence);
+    app.operate("PATCH", &path(&hook), Some(&json!({"disabled": false})), 200).await;
+    eventually("four are under way", async || receiver.asked().len() == 4).await;
+    let orders: BTreeSet<_> =
+        receiver.asked().iter().map(|got| got.event()["order_id"].to_string()).collect();
+    assert!(orders.len() >= 3, "of different orders, and one of the sale: {orders:?}");
+    receiver.becomes(|_| Reply::Status(200));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_that_is_left_alone_is_asked_again_and_then_gets_all() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let receiver = Receiver::open(|_| Reply::Status(500)).await;
+    hook(&app, &receiver.url()).await;
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..20).await;
+    eventually("it is left alone", async || app.app.metrics.webhooks_resting.get() == 1).await;
+    buy_and_cancel(&app, &sale, 20..22).await;
+    let asked = receiver.asked().len();
+    assert!(asked <= 5 + 10, "the failures that open it and what was under way then, but {asked}");
+    receiver.becomes(|_| Reply::Status(200));
+    eventually("all events are there", async || {
+        clock.advance(Duration::from_secs(60));
+        receiver.count("order.closed") == 22
+    })
+    .await;
+    assert_in_order(&receiver, 22);
+    assert_eq!(app.app.metrics.webhooks_resting.get(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_receiver_takes_each_event_once_and_believes_nobody_else() {
+    let app = TestApp::with(&[INSIDE]).await;
+    let folder = tempfile::tempdir().unwrap();
+    // In between stands one who hears all, to forward it changed, and twice.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let inner = format!("http://{}/hooks", listener.local_addr().unwrap());
+    let outer = Receiver::open(|_| Reply::Status(200)).await;
+    let hook = hook(&app, &outer.url()).await;
+    let secret = hook["secret"].as_str().unwrap();
+    let books = Arc::new(Books::open(&folder.path().join("points.db"), &[secret]).unwrap());
+    let router = crate::receiver::router(Arc::clone(&books));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..3).await;
+    eventually("all events are there", async || outer.count("order.closed") == 3).await;
+    let forward = async |got: &Got, bytes: Bytes| {
+        let mut request = app.client.post(&inner).body(bytes);
+        for name in ["webhook-id", "webhook-timestamp", "webhook-signature"] {
+            request = request.header(name, got.headers[name].clone());
+        }
+        request.send().await.unwrap().status().as_u16()
+    };
+    for got in outer.taken() {
+        let changed = String::from_utf8(got.bytes.to_vec()).unwrap().replacen("buyer", "BUYER", 1);
+        if changed.as_bytes() != got.bytes {
+            assert_eq!(forward(&got, changed.into()).await, 401, "a changed byte is not believed");
+        }
+        for _ in 0..2 {
+            assert_eq!(forward(&got, got.bytes.clone()).await, 204);
+        }
+    }
+    for number in 0..3 {
+        let messages = books.messages(&format!("buyer-{number}")).unwrap();
+        assert_eq!(messages.len(), 1, "{messages:?}");
+        assert!(messages[0].ends_with("is yours. Please pay it in time."), "{messages:?}");
+    }
+    let got = outer.taken().pop().unwrap();
+    let sent_s: i64 = got.headers["webhook-timestamp"].to_str().unwrap().parse().unwrap();
+    let outcome = |now_s| books.take(&got.headers, &got.bytes, now_s).unwrap();
+    assert_eq!([outcome(sent_s + 300), outcome(sent_s + 301)], [Outcome::Repeat, Outcome::NotBelieved]);
+}
+
+#[test]
+fn the_example_receiver_gives_points_once_and_takes_them_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = doorbuster::outbox::signature::Secret::random();
+    let books = Books::open(&folder.path().join("points.db"), &[&secret.reveal()]).unwrap();
+    let deliver = |id: &str, kind: &str, reason: &str| {
+        let facts =
+            json!({"buyer": "ann", "total": {"amount": 149_900, "currency": "CNY"}, "reason": reason});
+        let body = json!({"data": {"type": kind, "order_id": "o1", "data": facts}}).to_string();
+        let mut headers = HeaderMap::new();
+        let signature = doorbuster::outbox::signature::sign([&secret], id, 1_000, body.as_bytes());
+        for (name, value) in
+            [("webhook-id", id), ("webhook-timestamp", "1000"), ("webhook-signature", &signature)]
+        {
+            headers.insert(http::HeaderName::try_from(name).unwrap(), value.parse().unwrap());
+        }
+        books.take(&headers, body.as_bytes(), 1_100).unwrap()
+    };
+    assert_eq!(deliver("e1", "order.paid", ""), Outcome::Taken);
+    assert_eq!(deliver("e1", "order.paid", ""), Outcome::Repeat);
+    assert_eq!(books.points("ann").unwrap(), 1_499);
+    assert_eq!(deliver("e2", "order.refunded", ""), Outcome::Taken);
+    assert_eq!(deliver("e3", "order.closed", "timeout"), Outcome::Taken);
+    assert_eq!(deliver("e4", "sale.paused", ""), Outcome::Taken);
+    assert_eq!((books.points("ann").unwrap(), books.messages("ann").unwrap().len()), (0, 3));
+}
+
+/// The real binary, killed while it delivers.
+mod heavy {
+    use testkit::process::{Process, Program};
+
+    use super::*;
+    use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET};
+
+    /// Orders per life of the process, and its lives.
+    const ORDERS: u32 = 30;
+    const LIVES: u32 = 4;
+
+    fn start(folder: &std::path::Path) -> (Process, String) {
+        let process = Program::new(env!("CARGO_BIN_EXE_doorbuster"))
+            .args(["serve", "--set", "listen=127.0.0.1:0", "--set", "limits.per_ip_per_s=0", "--set", INSIDE])
+            .arg("--data-dir")
+            .arg(folder)
+            .env("DOORBUSTER_ADMIN_KEY", ADMIN_KEY)
+            .env("DOORBUSTER_AUTH__HS256_SECRET", AUTH_SECRET)
+            .env("DOORBUSTER_PASS__SECRET", PASS_SECRET)
+            .start()
+            .unwrap();
+        let line = process.wait_for_line("listening on ", Duration::from_secs(30)).unwrap();
+        let url = line.trim_start_matches("listening on ").trim().to_owned();
+        (process, url)
+    }
+
+    async fn post(url: String, token: &str, body: Value) -> Value {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let response = client.post(&url).bearer_auth(token).json(&body).send().await.unwrap();
+        assert!(response.status().is_success(), "{url}: {}", response.status());
+        response.json().await.unwrap_or_default()
+    }
+
+    fn token(buyer: &str) -> String {
+        let id = rules::buyer::BuyerId::parse(buyer).unwrap();
+        let secret = secrecy::SecretString::from(AUTH_SECRET);
+        let life = Duration::from_secs(3_600);
+        doorbuster::edge::auth::sign_demo_token(&secret, &id, life, &Clock::system()).unwrap()
+    }
+
+    async fn buy_and_cancel(url: &str, offer: &str, buyer: &str) {
+        let token = token(buyer);
+        let pass = post(format!("{url}/api/v1/offers/{offer}/pass"), &token, json!({})).await;
+        let body = json!({"pass": pass["pass"], "quantity": 1});
+        let order = post(format!("{url}/api/v1/offers/{offer}/orders"), &token, body).await;
+        let id = order["id"].as_str().unwrap();
+        post(format!("{url}/api/v1/orders/{id}/cancel"), &token, json!({})).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_killed_process_loses_no_event_and_keeps_the_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let receiver = Receiver::willing().await;
+        let (mut process, mut url) = start(folder.path());
+        post(format!("{url}/admin/v1/webhooks"), ADMIN_KEY, json!({"url": receiver.url()})).await;
+        let sale = post(format!("{url}/admin/v1/sales"), ADMIN_KEY, draft(1_000)).await;
+        let publish = format!("{url}/admin/v1/sales/{}/publish", sale["id"].as_str().unwrap());
+        post(publish, ADMIN_KEY, json!({})).await;
+        let offer = sale["offers"][0]["id"].as_str().unwrap();
+        for life in 0..LIVES {
+            for number in 0..ORDERS {
+                buy_and_cancel(&url, offer, &format!("buyer-{life}-{number}")).await;
+            }
+            // In the middle of deliveries, so that some are sent and not written down.
+            process.kill().unwrap();
+            process.wait(Duration::from_secs(20)).unwrap();
+            (process, url) = start(folder.path());
+        }
+        let orders = ORDERS * LIVES;
+        eventually("all events are there", async || receiver.count("order.closed") == orders as usize).await;
+        assert_in_order(&receiver, orders as usize);
+        let (asked, taken) = (receiver.asked().len(), receiver.taken().len());
+        println!("{asked} requests for {taken} events");
+        assert_eq!(taken, 2 + 2 * orders as usize);
+    }
+}
