@@ -114,6 +114,7 @@ fn advice(code: &str) -> Option<&'static str> {
         Code::WrongState | Code::NotEditable => "`doorbuster sale show ID` shows how it stands.",
         Code::InvalidRequest | Code::Malformed => "Nothing was stored. Correct it and send it again.",
         Code::StockBelowLive => "`doorbuster sale stats ID` shows how many units are free.",
+        Code::NotRefundable => "`doorbuster payments list --order ORDER` shows its payments.",
         Code::TooFast | Code::Busy | Code::NotReady => "Try again in a moment.",
         Code::Internal => "The server's log says why.",
         _ => return None,
