@@ -28,6 +28,8 @@ use crate::images::Images;
 use crate::ledger::SqliteLedger;
 use crate::ledger::clerk::{Clerk, ClerkEnd};
 use crate::outbox::{Dispatch, Hub, dispatch};
+use crate::payment::port::Port;
+use crate::payment::refunds::{self, Refunds};
 use crate::queue::journal::JournalParts;
 use crate::queue::sqlite::file_version;
 use crate::queue::{Claim, Journal, Journaled, Unrecorded};
@@ -58,6 +60,8 @@ pub struct App {
     pub challenges: Challenges,
     pub images: Images,
     pub dispatch: Dispatch,
+    pub port: Port,
+    pub refunds: Refunds,
     /// Tries per buyer.
     pub buyer_rate: Buckets,
     /// Requests per address that carry neither a valid pass nor a valid token.
@@ -117,6 +121,7 @@ impl Server {
     ) -> anyhow::Result<Self> {
         let lock = lock_data_dir(&settings.data_dir)?;
         let (app, workers) = open(settings, clock, shutdown, vfs).await?;
+        app.port.listens_at(listener.local_addr().context("the listener has no address")?);
         start_housekeeping(&app);
         let edge = edge::server::start(&app, listener, operator)?;
         Ok(Self { app, workers, edge, _lock: lock })
@@ -270,6 +275,8 @@ pub async fn open(
         challenges: Challenges::new(&settings.challenge, &pass_secret, clock.clone())?,
         images: Images::new(&settings, ledger.image_copies().await?)?,
         dispatch: Dispatch::new(&settings)?,
+        port: Port::new(&settings, clock.clone(), ledger.incarnation())?,
+        refunds: Refunds::default(),
         buyer_rate: Buckets::new(limits.per_buyer_per_s, limits.per_buyer_burst, limits.limiter_keys),
         address_rate: Buckets::new(limits.per_ip_per_s, limits.per_ip_burst, limits.limiter_keys),
         in_flight: InFlight::new(limits.in_flight, limits.waiters, limits.reserve),
@@ -377,6 +384,7 @@ fn start_housekeeping(app: &Arc<App>) {
     let keeper = Arc::clone(app);
     app.tasks.spawn(async move { keeper.challenges.keep_pictures_ready(keeper.shutdown.clone()).await });
     app.tasks.spawn(dispatch::run(Arc::clone(app)));
+    app.tasks.spawn(refunds::run(Arc::clone(app)));
 }
 
 async fn keep_house(app: &Arc<App>) {

@@ -67,6 +67,8 @@ impl OfferCard {
             pay_by: None,
             paid_at: None,
             closed_at: None,
+            refunded_at: None,
+            payment_id: None,
         }
     }
 

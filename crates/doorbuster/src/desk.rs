@@ -24,8 +24,8 @@ use crate::ledger::{
 use crate::queue::{Claim, Revive};
 use crate::telemetry::metrics::{LateMoney, Letting, Step};
 
-/// How long a cancel waits for an order that is still queued.
-const VERDICT_WAIT: Duration = Duration::from_secs(2);
+/// How long a cancel or a payment waits for an order that is still queued.
+pub(crate) const VERDICT_WAIT: Duration = Duration::from_secs(2);
 
 /// An order as its buyer may see it, or why not yet.
 #[derive(Clone, Debug)]

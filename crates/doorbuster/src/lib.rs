@@ -21,7 +21,7 @@ pub mod queue;
 /// The only truth, and the clerk who writes it.
 pub mod ledger;
 
-/// Money: the providers that take it.
+/// Money: the providers that take it, and the way there and back.
 pub mod payment;
 
 /// What the world is told.

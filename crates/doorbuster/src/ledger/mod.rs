@@ -103,6 +103,8 @@ impl Order {
             pay_by: self.pay_by,
             paid_at: self.paid_at,
             closed_at: self.closed_at,
+            refunded_at: self.refunded_at,
+            payment_id: self.payment,
         }
     }
 }

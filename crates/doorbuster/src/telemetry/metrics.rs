@@ -43,6 +43,8 @@ pub struct Metrics {
     pub inquiries: Arc<Counts<Inquiry>>,
     pub pushes: Arc<Counts<PushOutcome>>,
     pub deliveries: Arc<Counts<Delivery>>,
+    pub callbacks: Arc<Counts<CallbackOutcome>>,
+    pub money: Arc<Counts<MoneyOutcome>>,
     /// Embedded, the ledger never refuses what the gate granted. Anything but zero is a defect.
     pub ledger_refusals: Counter,
     /// Journal commits that did not happen, and whose buyers were told so: a full disk, mostly.
@@ -114,6 +116,8 @@ impl Metrics {
                 "deliveries",
                 "Attempts to deliver events to webhooks, and events given up",
             ),
+            callbacks: counts(r, "callbacks", "Notifications of payment providers, by what became of them"),
+            money: counts(r, "money", "Payments and refunds, by what happened to them"),
             ledger_refusals: with(
                 r,
                 "ledger_refusals",
@@ -312,6 +316,20 @@ label! {
     /// What became of an attempt to deliver an event; `parked` counts those given up, beside `failed`.
     Delivery, "outcome":
     Delivered = "delivered", Failed = "failed", Parked = "parked",
+}
+
+label! {
+    /// What became of a provider's notification.
+    CallbackOutcome, "outcome":
+    Recorded = "recorded", Refused = "refused", NotDurable = "not_durable",
+}
+
+label! {
+    /// What happened to a payment or to its money. `refund_failed` and `unasked` need a person.
+    MoneyOutcome, "outcome":
+    Started = "started", NotStarted = "not_started", Applied = "applied", Late = "late", Waiting = "waiting",
+    Duplicate = "duplicate", RefundDue = "refund_due", RefundRetried = "refund_retried", Refunded = "refunded",
+    RefundFailed = "refund_failed", Unasked = "unasked",
 }
 
 label! { PushOutcome, "outcome": Sent = "sent", Skipped = "skipped" }
