@@ -34,6 +34,17 @@ pub const MONEY_POINTS: [&str; 6] = [
     "till.refunded",
 ];
 
+/// The points on the way back of units, and of late money that wants some.
+pub const RETURN_POINTS: [&str; 7] = [
+    "sweeper.closed",
+    "sweeper.lapsed",
+    "desk.releasing",
+    "desk.released",
+    "captures.settled",
+    "gate.revived",
+    "desk.refusing_late",
+];
+
 struct Armed {
     point: String,
     left: AtomicU64,
@@ -47,7 +58,8 @@ pub fn arm(text: Option<&str>) -> anyhow::Result<()> {
         None => None,
         Some(text) => {
             let (point, times) = text.split_once(':').unwrap_or((text, "1"));
-            let is_known = POINTS.contains(&point) || MONEY_POINTS.contains(&point);
+            let mut all = POINTS.iter().chain(&MONEY_POINTS).chain(&RETURN_POINTS);
+            let is_known = all.any(|known| *known == point);
             anyhow::ensure!(is_known, "{VARIABLE}: there is no crash point {point}");
             let left = AtomicU64::new(times.parse()?);
             Some(Armed { point: point.to_owned(), left })

@@ -247,6 +247,8 @@ impl App {
     /// finds it.
     fn revive_late(self: &Arc<Self>, payment: PaymentId, order: Order) {
         tracing::info!(payment_id = %payment, order_id = %order.id, "money came after the deadline");
+        let app = Arc::clone(self);
+        self.tasks.spawn_on(async move { app.revive(&order, payment).await }, &self.runtime);
     }
 
     /// What follows from the end of a refund: units return, the buyer is told, a failure is an alarm.
@@ -301,22 +303,6 @@ impl App {
             Ok(payment)
         })
         .await
-    }
-
-    /// The gate's part of a release.
-    fn give_back(&self, released: &crate::ledger::money::Released) {
-        let order = &released.order;
-        if let Some(offer) = self.gate.memory.offer(order.offer) {
-            self.gate.memory.release(&offer, order.buyer.as_str(), order.id);
-            if !released.restock {
-                let _lowered = self.gate.memory.surrender(&offer, order.quantity);
-            }
-        }
-        self.tell(order);
-    }
-
-    fn tell(&self, order: &Order) {
-        self.hub.publish(&order.buyer, &Arc::new(order.view()));
     }
 
     /// A hint: whoever misses it reads the order from the ledger.
