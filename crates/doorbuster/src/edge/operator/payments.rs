@@ -125,7 +125,7 @@ async fn read_request(request: Request, app: &App) -> Result<RefundRequest, Refu
     let bytes = read_within(request.into_body(), OPERATOR_BODY_BYTES_MAX, app).await?;
     match (bytes.is_empty(), is_json) {
         (true, _) => Ok(RefundRequest::default()),
-        (false, true) => parse_json(&bytes),
+        (false, true) => parse_json::<Option<RefundRequest>>(&bytes).map(Option::unwrap_or_default),
         (false, false) => Err(Refusal::new(Code::UnsupportedMediaType)),
     }
 }
