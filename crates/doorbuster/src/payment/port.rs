@@ -375,7 +375,9 @@ impl Port {
         let now = self.clock.now();
         let mut outages = self.outages.lock();
         match begun {
-            Err(error) if error.is_worth_repeating() => drop(outages.since.get_or_insert(now)),
+            Err(error) if error.is_worth_repeating() => {
+                outages.since.get_or_insert(now);
+            }
             Err(_) => {}
             Ok(_) => {
                 let Some(from) = outages.since.take() else { return };

@@ -2,7 +2,7 @@
 //! public calls of buyers and operators.
 
 /// What a verified, or forged, notification does.
-mod rules;
+mod captures;
 
 /// The three real formats through the callback, with the vectors of their SDKs.
 mod formats;

@@ -234,8 +234,7 @@ async fn of_paying_and_cancelling_at_once_one_wins() {
         let buyer = app.buyer(&format!("buyer {number}"));
         let id = won(&buyer, &sale).await;
         let payment = payment(&buyer, &id).await;
-        let letter =
-            forge.paid(&payment, &format!("event {number}").replace(' ', "-"), &format!("capture-{number}"));
+        let letter = forge.paid(&payment, &format!("event-{number}"), &format!("capture-{number}"));
         let request = app.client.post(app.url(&format!("/api/v1/orders/{id}/cancel")));
         let cancel = app.send(request.bearer_auth(&buyer.token));
         let (paid, (cancelled, _, answer)) = tokio::join!(forge.send(&app, &letter), cancel);
