@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse as _, Response};
 use http::StatusCode;
@@ -38,8 +39,14 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         description = "As the provider sends it: JSON, or a form. At most 64 KiB."),
     responses((status = 200, description = "Recorded, or known before."), Refusals)
 )]
-pub async fn callback(State(app): State<Arc<App>>, Path(provider): Path<String>, request: Request) -> Answer {
-    let name = app.port.named(&provider).ok_or_else(|| Refusal::new(Code::NotFound))?;
+pub async fn callback(
+    State(app): State<Arc<App>>,
+    provider: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Answer {
+    let named = provider.ok().and_then(|Path(provider)| app.port.named(&provider));
+    let name = named.ok_or_else(|| Refusal::new(Code::NotFound))?;
+    let provider = name.as_str();
     let (parts, body) = request.into_parts();
     let bytes = read_within(body, NOTIFICATION_BYTES_MAX, &app).await?;
     let heard = match app.port.verify(name, &parts.headers, &bytes) {
