@@ -250,7 +250,8 @@ impl App {
 
     /// Whether no buyer's claim of the sale is granted any more.
     async fn is_over(&self, sale: SaleId) -> LedgerResult<bool> {
-        let over = |sale: Sale| sale.state == SaleState::Ended || sale.phase(self.clock.now()) == Phase::Closed;
+        let over =
+            |sale: Sale| sale.state == SaleState::Ended || sale.phase(self.clock.now()) == Phase::Closed;
         Ok(self.ledger.sale(sale).await?.is_some_and(over))
     }
 

@@ -391,8 +391,7 @@ impl MemoryGate {
         if let Some(pending) = shard.table.get(key).filter(pending) {
             return Decision::Wait(locked.wait_for(OrderId(pending.order)));
         }
-        let closing =
-            Release { buyer: attempt.buyer, order: attempt.order, seq: closing_seq, restock: true };
+        let closing = Release { buyer: attempt.buyer, order: attempt.order, seq: closing_seq, restock: true };
         let_go(shard, &mut locked, key, offer, &closing);
         let live = shard.table.get(key).filter(|entry| entry.mark == Mark::Live);
         let live = live.map(|entry| (OrderId(entry.order), u32::from(entry.quantity)));

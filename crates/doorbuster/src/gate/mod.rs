@@ -24,9 +24,7 @@ use crate::crash;
 use crate::queue::reply::Reply;
 use crate::queue::{Claim, JournalHandle, Revive, Unrecorded};
 
-pub use memory::{
-    Decision, Grant, MemoryGate, OfferGate, Outcome, Release, Returned, Seed, SeedOrder, Try,
-};
+pub use memory::{Decision, Grant, MemoryGate, OfferGate, Outcome, Release, Returned, Seed, SeedOrder, Try};
 pub use room::{Permit, Room};
 pub use roster::Roster;
 

@@ -167,8 +167,7 @@ impl Clerk {
             // No order stands for it: the number that its verdict would have had.
             None => claim.revives.map_or(1, |revive| revive.closing_seq).saturating_add(1),
         };
-        let release =
-            Release { buyer: claim.buyer.as_str(), order: claim.order, seq, restock: true };
+        let release = Release { buyer: claim.buyer.as_str(), order: claim.order, seq, restock: true };
         if self.gate.release(&offer, &release) == Returned::Before {
             tracing::debug!(order_id = %claim.order, seq, "the gate had nothing to take back");
         }

@@ -65,7 +65,8 @@ fn insert(transaction: &Transaction<'_>, outage: Outage) -> LedgerResult<()> {
 }
 
 fn find(connection: &Connection) -> rusqlite::Result<Vec<Outage>> {
-    let mut statement = connection.prepare_cached("select from_at, until_at from outages order by from_at")?;
+    let mut statement =
+        connection.prepare_cached("select from_at, until_at from outages order by from_at")?;
     let rows = statement
         .query_map([], |row| Ok(Outage { from: column::time(row, 0)?, until: column::time(row, 1)? }))?;
     rows.collect()
