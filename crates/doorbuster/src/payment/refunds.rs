@@ -27,11 +27,11 @@ const BATCH: u32 = 64;
 const AT_ONCE: usize = 8;
 
 /// The first wait for a further attempt, in milliseconds, and the longest; each is twice the one before.
-pub const WAIT_FIRST_MS: i64 = 20_000;
+pub const WAIT_FIRST_MS: i64 = 5_000;
 pub const WAIT_MAX_MS: i64 = 3_600_000;
 
-/// Attempts in a row without a usable answer after which somebody must look: about an hour and a half.
-pub const ATTEMPTS_MAX: u32 = 9;
+/// Attempts in a row without a usable answer after which somebody must look: about three quarters of an hour.
+pub const ATTEMPTS_MAX: u32 = 10;
 
 /// Refunds whose failures in a row are remembered; beyond that a failure counts as the first.
 const REMEMBERED_MAX: usize = 10_000;
@@ -142,8 +142,8 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_an_hour_and_never_overflow() {
-        assert_eq!([0, 1, 2, 7].map(wait_ms), [20_000, 40_000, 80_000, 2_560_000]);
-        assert_eq!([8, 30, 62, 63, 64, u32::MAX].map(wait_ms), [WAIT_MAX_MS; 6]);
+        assert_eq!([0, 1, 2, 7].map(wait_ms), [5_000, 10_000, 20_000, 640_000]);
+        assert_eq!([10, 30, 62, 63, 64, u32::MAX].map(wait_ms), [WAIT_MAX_MS; 6]);
     }
 
     #[test]

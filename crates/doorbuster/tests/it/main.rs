@@ -76,6 +76,9 @@ mod webhooks;
 #[path = "../../../../examples/receiver.rs"]
 mod receiver;
 
+/// Paying, callbacks, the sandbox, refunds.
+mod money;
+
 /// Requests with an Idempotency-Key.
 mod operator_repeat;
 

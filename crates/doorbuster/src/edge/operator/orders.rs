@@ -107,7 +107,7 @@ pub async fn get(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<Or
     Ok(json(StatusCode::OK, &operator_order(&order)))
 }
 
-fn operator_order(order: &Order) -> OperatorOrder {
+pub(super) fn operator_order(order: &Order) -> OperatorOrder {
     OperatorOrder { order: order.view(), buyer: order.buyer.as_str().to_owned() }
 }
 
