@@ -237,7 +237,10 @@ impl App {
                 self.metrics.money.inc(MoneyOutcome::Late);
                 self.revive_late(payment, *order);
             }
-            Settled::Wait => self.metrics.money.inc(MoneyOutcome::Waiting),
+            Settled::Wait => {
+                self.metrics.money.inc(MoneyOutcome::Waiting);
+                self.captures.wake();
+            }
             Settled::Duplicate => self.metrics.money.inc(MoneyOutcome::Duplicate),
             Settled::NotFound => {}
         }
