@@ -24,6 +24,9 @@ pub mod ledger;
 /// Money: the providers that take it, and the way there and back.
 pub mod payment;
 
+/// Closes unpaid orders at their deadline, and decides money that had to wait.
+pub mod sweeper;
+
 /// What the world is told.
 pub mod outbox;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rules::buyer::BuyerId;
 use rules::id::{OrderId, PaymentId, timed};
 use rules::order::State;
-use rules::payment::State as PaymentState;
+use rules::payment::{Revival, State as PaymentState};
 use rules::wire::OrderView;
 
 use super::port::{Beginning, Heard, Name};
@@ -237,7 +237,10 @@ impl App {
                 self.metrics.money.inc(MoneyOutcome::Late);
                 self.revive_late(payment, *order);
             }
-            Settled::Wait => self.metrics.money.inc(MoneyOutcome::Waiting),
+            Settled::Wait => {
+                self.metrics.money.inc(MoneyOutcome::Waiting);
+                self.captures.wake();
+            }
             Settled::Duplicate => self.metrics.money.inc(MoneyOutcome::Duplicate),
             Settled::NotFound => {}
         }
@@ -248,7 +251,12 @@ impl App {
     fn revive_late(self: &Arc<Self>, payment: PaymentId, order: Order) {
         tracing::info!(payment_id = %payment, order_id = %order.id, "money came after the deadline");
         let app = Arc::clone(self);
-        self.tasks.spawn_on(async move { app.revive(&order, payment).await }, &self.runtime);
+        let reviving = async move {
+            if let Revival::RefundDue(_) = app.revive(&order, payment).await {
+                app.refunds.wake();
+            }
+        };
+        self.tasks.spawn_on(reviving, &self.runtime);
     }
 
     /// What follows from the end of a refund: units return, the buyer is told, a failure is an alarm.

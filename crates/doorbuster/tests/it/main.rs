@@ -94,6 +94,9 @@ mod buyer_try;
 /// Orders after the try: reading, waiting, listing, cancelling.
 mod buyer_orders;
 
+/// Units on their way back: deadlines, late money, refunds.
+mod returns;
+
 /// WebSocket and event streams.
 mod push;
 
