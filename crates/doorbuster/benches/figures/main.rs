@@ -17,6 +17,9 @@
 /// What a bare server can do.
 mod ceiling;
 
+/// What the disk alone costs, and peace on it before a run.
+mod disk;
+
 /// Ours, as users run it.
 mod product;
 
