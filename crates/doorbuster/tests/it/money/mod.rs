@@ -25,6 +25,9 @@ mod crash;
 /// The command line.
 mod cli;
 
+/// Half of the buyers do not pay.
+mod storm;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 
