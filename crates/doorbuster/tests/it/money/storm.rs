@@ -7,6 +7,7 @@ mod heavy {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
 
+    use parking_lot::Mutex;
     use rand::RngExt as _;
     use rand::SeedableRng as _;
     use rand::rngs::StdRng;
@@ -53,7 +54,17 @@ mod heavy {
         }
     }
 
-    async fn be_a_winner(app: &TestApp, buyer: &TestBuyer<'_>, order: &str, manner: Manner, late_ms: u64) {
+    /// Payments whose money comes around the deadline.
+    type Late = Arc<Mutex<Vec<String>>>;
+
+    async fn be_a_winner(
+        app: &TestApp,
+        buyer: &TestBuyer<'_>,
+        order: &str,
+        manner: Manner,
+        late_ms: u64,
+        late: &Late,
+    ) {
         let paid =
             |times: u32, delay_ms: u64| json!({"outcome": "paid", "times": times, "delay_ms": delay_ms});
         let cancel = async || {
@@ -73,16 +84,27 @@ mod heavy {
                 let (once, again) = (paid(1, 0), paid(1, 0));
                 tokio::join!(act(app, &payment, &once, 200), act(app, &payment, &again, 200));
             }
-            Manner::PaysLate => drop(act(app, &payment(buyer, order).await, &paid(1, late_ms), 200).await),
+            Manner::PaysLate => {
+                let payment = payment(buyer, order).await;
+                late.lock().push(payment.clone());
+                act(app, &payment, &paid(1, late_ms), 200).await;
+            }
             Manner::CancelsAndPays => {
                 let payment = payment(buyer, order).await;
-                tokio::join!(act(app, &payment, &paid(1, 0), 200), cancel());
+                let money = paid(1, 0);
+                tokio::join!(act(app, &payment, &money, 200), cancel());
             }
         }
     }
 
     /// Comes, tries, and if there is a unit, behaves. Whether there was one.
-    async fn be_a_person(app: &TestApp, sale: &TestSale, number: u32, chance: &mut StdRng) -> bool {
+    async fn be_a_person(
+        app: &TestApp,
+        sale: &TestSale,
+        number: u32,
+        chance: &mut StdRng,
+        late: &Late,
+    ) -> bool {
         let buyer = app.buyer(&format!("person {number}"));
         let request = app.client.post(app.url(&format!("/api/v1/offers/{}/orders", sale.offer())));
         let body = json!({"pass": buyer.mint(sale.offer()), "quantity": chance.random_range(1..=2)});
@@ -98,22 +120,24 @@ mod heavy {
         assert_eq!(buyer.order(order).await["state"], "awaiting_payment");
         let late_ms = chance
             .random_range(u64::from(PAY_WITHIN_S) * 1_000 - 100..u64::from(PAY_WITHIN_S) * 1_000 + 1_500);
-        be_a_winner(app, &buyer, order, Manner::at_random(chance), late_ms).await;
+        be_a_winner(app, &buyer, order, Manner::at_random(chance), late_ms, late).await;
         true
     }
 
     /// People come until everything is paid.
-    async fn crowd(app: &Arc<TestApp>, sale: &Arc<TestSale>, seed: u64) {
+    async fn crowd(app: &Arc<TestApp>, sale: &Arc<TestSale>, seed: u64) -> Vec<String> {
+        let late = Late::default();
         let next = Arc::new(AtomicU32::new(0));
         let mut people = tokio::task::JoinSet::new();
         for _ in 0..AT_ONCE {
-            let (app, sale, next) = (Arc::clone(app), Arc::clone(sale), Arc::clone(&next));
+            let (app, sale) = (Arc::clone(app), Arc::clone(sale));
+            let (next, late) = (Arc::clone(&next), Arc::clone(&late));
             people.spawn(async move {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     assert!(number < PEOPLE_MAX, "the units do not get paid: {:?}", units(&app, &sale).await);
                     let mut chance = StdRng::seed_from_u64(seed ^ (u64::from(number) << 32));
-                    let had_one = be_a_person(&app, &sale, number, &mut chance).await;
+                    let had_one = be_a_person(&app, &sale, number, &mut chance, &late).await;
                     let [stock, _, _, sold] = units(&app, &sale).await;
                     if sold == stock {
                         return;
@@ -127,6 +151,7 @@ mod heavy {
         while let Some(ended) = people.join_next().await {
             ended.unwrap();
         }
+        std::mem::take(&mut late.lock())
     }
 
     /// All pages of a list of the operator's.
@@ -150,10 +175,11 @@ mod heavy {
 
     /// Every capture has one end, and the money that stayed is the price of the units that are sold.
     async fn check_money(app: &TestApp) {
-        let undecided = ["captured", "refund_due", "refunding", "started"];
         let settled = async || {
             let payments = all(app, "/admin/v1/payments").await;
-            payments.iter().all(|payment| !undecided[..3].contains(&text(payment, "state")))
+            payments
+                .iter()
+                .all(|payment| !matches!(text(payment, "state"), "captured" | "refund_due" | "refunding"))
         };
         eventually("all money has its end", settled).await;
         let orders: HashMap<String, Value> = all(app, "/admin/v1/orders")
@@ -164,7 +190,7 @@ mod heavy {
         let mut applied = BTreeMap::<String, u32>::new();
         let (mut kept, mut returned) = (0, 0);
         for payment in all(app, "/admin/v1/payments").await {
-            let amount = payment["amount"]["amount"].as_i64().unwrap();
+            let amount = payment["money"]["amount"].as_i64().unwrap();
             match text(&payment, "state") {
                 "applied" => {
                     kept += amount;
@@ -201,10 +227,16 @@ mod heavy {
             let mut draft = draft(STOCK);
             draft["pay_within_s"] = json!(PAY_WITHIN_S);
             let sale = Arc::new(app.publish(draft).await);
-            crowd(&app, &sale, seed).await;
-            // Late money that is still on its way finds everything sold.
-            eventually("nothing is held", async || units(&app, &sale).await[2] == 0).await;
-            tokio::time::sleep(Duration::from_secs(2)).await;
+            let late = crowd(&app, &sale, seed).await;
+            assert!(!late.is_empty(), "nobody was late: the storm was none");
+            for payment in late {
+                let path = format!("/admin/v1/payments/{payment}");
+                let ended = async || {
+                    let payment = app.operate("GET", &path, None, 200).await;
+                    matches!(text(&payment, "state"), "applied" | "refunded")
+                };
+                eventually(&format!("late money has an end: {payment}"), ended).await;
+            }
             assert_eq!(units(&app, &sale).await, [STOCK.into(), 0, 0, STOCK.into()]);
             check_money(&app).await;
         }
