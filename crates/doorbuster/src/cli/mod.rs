@@ -28,6 +28,7 @@ mod config;
 mod demo;
 mod migrate;
 mod openapi;
+mod payments;
 mod preheat;
 mod sale;
 mod serve;
@@ -58,6 +59,7 @@ enum Command {
     Serve(serve::Serve),
     Sale(sale::Sale),
     Preheat(preheat::Preheat),
+    Payments(payments::Payments),
     Migrate(migrate::Migrate),
     Config(config::Config),
     #[command(name = "openapi")]
@@ -87,6 +89,7 @@ pub async fn run(cli: Cli) -> ExitCode {
         Command::Serve(command) => command.run().await,
         Command::Sale(command) => command.run().await,
         Command::Preheat(command) => command.run().await,
+        Command::Payments(command) => command.run().await,
         Command::Migrate(command) => command.run().await,
         Command::Config(command) => command.run(),
         Command::OpenApi(command) => command.run(),

@@ -9,6 +9,8 @@ mod events;
 
 mod orders;
 
+mod outages;
+
 mod payments;
 
 mod refunds;
@@ -46,6 +48,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0002_image_copies.sql"),
     include_str!("../../../migrations/sqlite/0003_money.sql"),
     include_str!("../../../migrations/sqlite/0004_webhooks.sql"),
+    include_str!("../../../migrations/sqlite/0005_outages.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.
