@@ -16,9 +16,7 @@ use crate::app::App;
 use crate::catalogue::{SaleCard, is_public};
 use crate::crash;
 use crate::gate::{OfferGate, Outcome, Seed};
-use crate::ledger::{
-    Block, Cancelled, Changed, Counters, KeyedAnswer, LedgerError, LedgerResult, StockChanged,
-};
+use crate::ledger::{Cancelled, Changed, Counters, KeyedAnswer, LedgerError, LedgerResult, StockChanged};
 use crate::queue::Claim;
 use crate::telemetry::metrics::Step;
 
@@ -286,6 +284,18 @@ impl App {
         Ok(published)
     }
 
+    /// Tells of windows that opened or closed until now, and answers when the next one will.
+    pub async fn tell_turns(&self) -> LedgerResult<Option<UnixMs>> {
+        loop {
+            let next = self.ledger.next_turn().await?;
+            let now = self.clock.now();
+            if next.is_none_or(|next| now < next) {
+                return Ok(next);
+            }
+            self.ledger.tell_turns(now).await?;
+        }
+    }
+
     // Stock.
 
     /// Raises (ledger, then gate) or lowers (gate, then ledger) an offer's stock. The same `change_id` again answers
@@ -432,28 +442,6 @@ impl App {
             app.ledger.unregister(sale, buyer.clone()).await?;
             app.roster.unregister(sale, buyer.as_str());
             Ok(RegisterAnswer::Made(now))
-        })
-        .await
-    }
-
-    /// Refuses passes to a buyer until a time.
-    pub async fn block(self: &Arc<Self>, block: Block) -> LedgerResult<()> {
-        let app = Arc::clone(self);
-        self.to_the_end(async move {
-            app.ledger.block(block.clone(), app.clock.now()).await?;
-            app.roster.block(block.buyer, block.until);
-            Ok(())
-        })
-        .await
-    }
-
-    /// Lifts a block; `false` when there was none.
-    pub async fn unblock(self: &Arc<Self>, buyer: BuyerId) -> LedgerResult<bool> {
-        let app = Arc::clone(self);
-        self.to_the_end(async move {
-            let lifted = app.ledger.unblock(buyer.clone()).await?;
-            app.roster.unblock(&buyer);
-            Ok(lifted)
         })
         .await
     }

@@ -26,11 +26,13 @@ mod table;
 mod completions;
 mod config;
 mod demo;
+mod events;
 mod migrate;
 mod openapi;
 mod preheat;
 mod sale;
 mod serve;
+mod webhooks;
 
 /// A flash-sale ordering engine: never oversells, never strands a unit, answers at once, forgets nobody.
 #[derive(Debug, Parser)]
@@ -49,6 +51,7 @@ Examples:
   doorbuster config default > shop.toml   every setting, explained
   doorbuster serve --config shop.toml     the real thing
   doorbuster sale create night.json       a sale on the server that runs
+  doorbuster events tail                  what happens, as it happens
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a promise is violated.";
 
@@ -58,6 +61,8 @@ enum Command {
     Serve(serve::Serve),
     Sale(sale::Sale),
     Preheat(preheat::Preheat),
+    Events(events::Events),
+    Webhooks(webhooks::Webhooks),
     Migrate(migrate::Migrate),
     Config(config::Config),
     #[command(name = "openapi")]
@@ -87,6 +92,8 @@ pub async fn run(cli: Cli) -> ExitCode {
         Command::Serve(command) => command.run().await,
         Command::Sale(command) => command.run().await,
         Command::Preheat(command) => command.run().await,
+        Command::Events(command) => command.run().await,
+        Command::Webhooks(command) => command.run().await,
         Command::Migrate(command) => command.run().await,
         Command::Config(command) => command.run(),
         Command::OpenApi(command) => command.run(),
