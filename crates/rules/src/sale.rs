@@ -520,6 +520,50 @@ mod tests {
         draft.into_sale(SaleId(1), || OfferId(2)).expect_err("must be refused").field
     }
 
+    /// The full table of what is told of a window.
+    #[test]
+    fn the_table_of_turns_is_exactly_this() {
+        let mut table = String::new();
+        for state in [SaleState::Published, SaleState::Paused, SaleState::Ended] {
+            for told in Phase::ALL {
+                for (when, minute) in [("before", -1), ("in", 30), ("after", 60)] {
+                    let mut sale = draft().into_sale(SaleId(1), || OfferId(2)).unwrap();
+                    sale.state = state;
+                    let turns = sale.turns(told, sale.window.opens_at.plus_ms(minute * 60_000));
+                    if !turns.is_empty() {
+                        let kinds: Vec<&str> = turns.iter().map(|turn| turn.kind()).collect();
+                        table.push_str(&format!(
+                            "{} told {} {when}: {}\n",
+                            state.as_str(),
+                            told.as_str(),
+                            kinds.join(", ")
+                        ));
+                    }
+                }
+            }
+        }
+        let expected = "\
+published told upcoming in: sale.opened
+published told upcoming after: sale.opened, sale.closed
+published told open after: sale.closed
+published told closed in: sale.opened
+paused told upcoming in: sale.opened
+paused told upcoming after: sale.opened, sale.closed
+paused told open after: sale.closed
+paused told closed in: sale.opened
+ended told upcoming before: sale.closed
+ended told upcoming in: sale.closed
+ended told upcoming after: sale.closed
+ended told open before: sale.closed
+ended told open in: sale.closed
+ended told open after: sale.closed
+";
+        assert_eq!(table, expected);
+        for phase in Phase::ALL {
+            assert_eq!(Phase::parse(phase.as_str()), Some(phase));
+        }
+    }
+
     #[test]
     fn what_is_not_said_has_a_default() {
         let sale = draft().into_sale(SaleId(1), || OfferId(2)).unwrap();

@@ -108,12 +108,13 @@ impl Reader<'_> {
             for event in items {
                 say::answer(&if self.json { event.to_string() } else { line(event) });
             }
-            let was_last = place.starts_with("last=");
-            place = format!("after={}", page.get("cursor").and_then(Value::as_str).unwrap_or_default());
-            // A page without events may only have passed over others; the next one tells.
-            if !follow && (was_last || items.is_empty()) {
+            let read_on = format!("after={}", page.get("cursor").and_then(Value::as_str).unwrap_or_default());
+            // A page without events may only have passed over others.
+            let was_all = place.starts_with("last=") || (items.is_empty() && place == read_on);
+            if !follow && was_all {
                 return Ok(());
             }
+            place = read_on;
         }
     }
 

@@ -27,14 +27,16 @@ mod heavy {
 
     /// Calls with rules that no JSON schema can say, so that a fitting body may still be told `422`: times in their
     /// order or ahead of now, two prices in one currency that exists, a stock that two numbers make, a length in bytes,
-    /// a quantity that each offer limits by itself.
-    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 13] = [
+    /// a quantity that each offer limits by itself, a cursor of our own making.
+    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 15] = [
         ("POST", "/admin/v1/sales"),
         ("PATCH", "/admin/v1/sales/{sale}"),
         ("POST", "/admin/v1/sales/{sale}/offers"),
         ("PATCH", "/admin/v1/sales/{sale}/offers/{offer}"),
         ("POST", "/admin/v1/offers/{offer}/stock"),
         ("PUT", "/admin/v1/blocks/{buyer}"),
+        ("POST", "/admin/v1/blocks/{buyer}/strikes"),
+        ("GET", "/admin/v1/events"),
         ("POST", "/admin/v1/webhooks"),
         ("PATCH", "/admin/v1/webhooks/{webhook}"),
         ("POST", "/admin/v1/webhooks/{webhook}/replay"),

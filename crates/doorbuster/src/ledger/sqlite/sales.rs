@@ -88,7 +88,7 @@ impl SqliteLedger {
             // A window that is over when its sale is published never opens.
             let is_late = sale.state == SaleState::Draft && sale.phase(now) == Phase::Closed;
             let told = if is_late { Phase::Open } else { told };
-            sale.state = state;
+            let before = std::mem::replace(&mut sale.state, state);
             transaction.execute(
                 "update sales set state = ?2, publish_at = null where sale_id = ?1",
                 params![id.to_bytes(), state.as_str()],
@@ -96,6 +96,7 @@ impl SqliteLedger {
             sale.publish_at = None;
             let kind = match state {
                 SaleState::Draft => "sale.changed",
+                SaleState::Published if before == SaleState::Paused => "sale.resumed",
                 SaleState::Published => "sale.published",
                 SaleState::Paused => "sale.paused",
                 SaleState::Ended => "sale.ended",
