@@ -102,7 +102,7 @@ impl Reader<'_> {
             let page = self.page(&place, follow);
             let page: Value = tokio::select! {
                 () = signals.next() => return Ok(()),
-                page = page => page.with_context(|| format!("to read on: --after {}", id_of(&place)))?,
+                page = page => page.with_context(|| how_to_read_on(&place))?,
             };
             let items = page.get("items").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
             for event in items {
@@ -134,8 +134,11 @@ impl Reader<'_> {
     }
 }
 
-fn id_of(place: &str) -> &str {
-    place.strip_prefix("after=").unwrap_or("ID of the last event shown")
+fn how_to_read_on(place: &str) -> String {
+    match place.strip_prefix("after=") {
+        Some(id) => format!("`doorbuster events tail --after {id}` reads on from here"),
+        None => "the events cannot be read".to_owned(),
+    }
 }
 
 /// One event in one line: when, what, about what, and the rest of what it says.

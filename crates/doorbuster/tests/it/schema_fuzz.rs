@@ -65,7 +65,8 @@ mod heavy {
     async fn the_server_does_what_its_document_says() {
         let schemathesis = schemathesis();
         // A stream or a wait that ends soon is a call like any other.
-        let app = TestApp::with(&["demo=true", "limits.stream_life_s=1", "limits.wait_s=1"]).await;
+        let settings = ["demo=true", "limits.stream_life_s=1", "limits.wait_s=1", "webhooks.timeout_s=1"];
+        let app = TestApp::with(&settings).await;
         let folder = tempfile::tempdir().unwrap();
         let settings = folder.path().join("schemathesis.toml");
         std::fs::write(&settings, configuration(&app).await).unwrap();

@@ -178,7 +178,7 @@ pub async fn strike(
     delete, path = "/admin/v1/blocks/{buyer}/strikes/{no}", tag = "operator",
     params(
         ("buyer" = String, Path, min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$"),
-        ("no" = u64, Path, minimum = 1, maximum = 9_223_372_036_854_775_807_u64),
+        ("no" = u64, Path, minimum = 1),
     ),
     responses((status = 204), OfLift), security(("admin_key" = []))
 )]

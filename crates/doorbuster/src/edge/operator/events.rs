@@ -79,7 +79,7 @@ pub struct Events {
 }
 
 /// Where to begin.
-enum From {
+enum Begin {
     After(u64),
     Last(u32),
 }
@@ -101,8 +101,8 @@ pub async fn list(
     let wait = told(query.wait.as_deref()).map(|text| parse_named::<u32>("wait", text)).transpose()?;
     let wait = if do_not_wait.is_some() { 0 } else { wait.unwrap_or(0).min(app.settings.limits.wait_s) };
     let page = match begin(&app, &query).await? {
-        From::Last(last) => app.ledger.last_events(last, move |kind| wants(&types, kind)).await?,
-        From::After(after) => {
+        Begin::Last(last) => app.ledger.last_events(last, move |kind| wants(&types, kind)).await?,
+        Begin::After(after) => {
             let patience = Duration::from_secs(wait.into());
             await_events(&app, after, limit, types, patience).await?
         }
@@ -112,19 +112,19 @@ pub async fn list(
     Ok(json(StatusCode::OK, &Events { items, cursor }))
 }
 
-async fn begin(app: &App, query: &EventsQuery) -> Result<From, Refusal> {
+async fn begin(app: &App, query: &EventsQuery) -> Result<Begin, Refusal> {
     let (after, since, last) =
         (told(query.after.as_deref()), told(query.since.as_deref()), told(query.last.as_deref()));
     match (after, since, last) {
-        (None, None, None) => Ok(From::After(0)),
-        (Some(after), None, None) => read_after(app, after).await.map(From::After),
+        (None, None, None) => Ok(Begin::After(0)),
+        (Some(after), None, None) => read_after(app, after).await.map(Begin::After),
         (None, Some(since), None) => {
             let since = UnixMs::parse(since).map_err(|error| Refusal::field("since", error))?;
-            Ok(From::After(app.ledger.place_of(since).await?))
+            Ok(Begin::After(app.ledger.place_of(since).await?))
         }
         (None, None, Some(last)) => {
             let last = page_limit(Some(last)).map_err(|_| Refusal::field("last", "must lie between 1 and 200"))?;
-            Ok(From::Last(last))
+            Ok(Begin::Last(last))
         }
         (_, _, Some(_)) => Err(Refusal::field("last", "cannot stand beside after or since")),
         (Some(_), Some(_), None) => Err(Refusal::field("since", "cannot stand beside after")),

@@ -9,7 +9,7 @@ use super::{SqliteLedger, column, signed};
 use crate::ledger::LedgerResult;
 
 /// Most events that one read looks at, wanted or not: other reads wait behind it.
-const LOOKED_AT_MAX: usize = 10_000;
+const LOOKED_AT_MAX: u32 = 10_000;
 
 /// Rehearsals and drafts that were thrown away are told to nobody.
 const IS_TOLD: &str = "coalesce(e.sale_no is null or s.rehearsal = 0, 0)";
