@@ -188,8 +188,9 @@ fn parse_since(text: &str) -> Result<UnixMs, String> {
             UnixMs::parse(&Clock::system().now().plus_ms(-ms).to_string())
                 .map_err(|_| "is too long ago".to_owned())
         }
-        None => UnixMs::parse(text)
-            .map_err(|_| "must be a time such as 2026-12-01T12:00:00Z, or how long ago, such as 10m or 2h".into()),
+        None => UnixMs::parse(text).map_err(|_| {
+            "must be a time such as 2026-12-01T12:00:00Z, or how long ago, such as 10m or 2h".into()
+        }),
     }
 }
 
@@ -208,7 +209,8 @@ mod tests {
             line(&event),
             "2026-12-01T12:00:00.000Z  order.paid             order o  buyer=\"ann lee\"  state=paid  total=1499.00 CNY"
         );
-        let bare = json!({"type": "sale.paused", "at": "2026-12-01T12:00:00.000Z", "sale_id": "s", "data": {}});
+        let bare =
+            json!({"type": "sale.paused", "at": "2026-12-01T12:00:00.000Z", "sale_id": "s", "data": {}});
         assert_eq!(line(&bare), "2026-12-01T12:00:00.000Z  sale.paused            sale s");
     }
 

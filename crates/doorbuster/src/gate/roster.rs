@@ -324,7 +324,10 @@ mod tests {
         assert_eq!(roster.marked(), 100_000, "as long as they may matter");
         roster.forget_old(UnixMs(matters + 1));
         assert_eq!(roster.marked(), 0);
-        assert!(roster.marked.iter().all(|marked| marked.lock().buyers.capacity() == 0), "and their memory is free");
+        assert!(
+            roster.marked.iter().all(|marked| marked.lock().buyers.capacity() == 0),
+            "and their memory is free"
+        );
     }
 
     proptest! {

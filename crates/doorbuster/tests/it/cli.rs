@@ -219,7 +219,18 @@ fn wrong_usage_ends_with_code_two() {
 
 #[test]
 fn help_has_examples_everywhere() {
-    for command in ["demo", "serve", "sale", "preheat", "events", "webhooks", "migrate", "config", "openapi", "completions"] {
+    for command in [
+        "demo",
+        "serve",
+        "sale",
+        "preheat",
+        "events",
+        "webhooks",
+        "migrate",
+        "config",
+        "openapi",
+        "completions",
+    ] {
         let help = run(&[command, "--help"]).expect(0).out;
         assert!(
             help.contains(&format!("doorbuster {command}")) && help.contains("Examples:"),
@@ -310,7 +321,10 @@ fn events_are_followed_on_a_running_server() {
     let all = ["sale.created", "sale.published", "sale.opened"];
     let said = shop.run(&["events", "tail", "--no-follow", "--json"]).expect(0).out;
     assert_eq!(types(&said), all);
-    assert_eq!(types(&shop.run(&["events", "tail", "--no-follow", "--json", "-n", "1"]).expect(0).out), all[2..]);
+    assert_eq!(
+        types(&shop.run(&["events", "tail", "--no-follow", "--json", "-n", "1"]).expect(0).out),
+        all[2..]
+    );
     let since = shop.run(&["events", "tail", "--no-follow", "--json", "--since", "1h"]).expect(0).out;
     assert_eq!(types(&since), all);
     let first: Value = serde_json::from_str(said.lines().next().unwrap()).unwrap();
@@ -337,7 +351,12 @@ fn events_of_a_folder_without_a_server_are_shown_and_that_is_all() {
     assert!(shop.run(&["events", "tail"]).expect(1).err.contains("--data-dir"));
     shop.run_json(&["sale", "create", text(&shop.draft(7))]);
     let said = shop.run(&["events", "tail"]).expect(0);
-    assert!(said.out.contains("sale.created") && said.err.contains("No server runs"), "{}{}", said.out, said.err);
+    assert!(
+        said.out.contains("sale.created") && said.err.contains("No server runs"),
+        "{}{}",
+        said.out,
+        said.err
+    );
 }
 
 /// An address that takes everything.
@@ -359,7 +378,9 @@ fn taker() -> (String, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
                 request.extend_from_slice(&part[..read]);
                 let text = String::from_utf8_lossy(&request);
                 let head = text.find("\r\n\r\n");
-                let length = text.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+                let length = text
+                    .lines()
+                    .find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
                 if read == 0 || head.is_some_and(|head| request.len() >= head + 4 + length.unwrap_or(0)) {
                     break;
                 }
@@ -380,7 +401,11 @@ fn webhooks_are_made_tested_mended_and_removed() {
     server.wait_for_line("listening on http://127.0.0.1:", PATIENCE).unwrap();
     assert!(shop.run(&["webhooks", "list"]).expect(0).out.contains("webhooks add URL"));
     let refused = shop.run(&["webhooks", "add", "ftp://shop.example"]).expect(1);
-    assert!(refused.err.contains("field: url") && refused.err.contains("Nothing was stored"), "{}", refused.err);
+    assert!(
+        refused.err.contains("field: url") && refused.err.contains("Nothing was stored"),
+        "{}",
+        refused.err
+    );
     let (url, taken) = taker();
     let made = shop.run_json(&["webhooks", "add", &url, "--types", "order.*,sale.paused"]);
     let id = made["id"].as_str().unwrap();

@@ -48,13 +48,18 @@ async fn events_are_read_on_from_a_cursor_and_none_twice() {
         met.extend(items);
         cursor = next;
     }
-    let ids: std::collections::BTreeSet<&str> = met.iter().map(|event| event["id"].as_str().unwrap()).collect();
+    let ids: std::collections::BTreeSet<&str> =
+        met.iter().map(|event| event["id"].as_str().unwrap()).collect();
     assert_eq!((met.len(), ids.len()), (5, 5));
     let recorded = &met[3];
     assert_eq!((&recorded["order_id"], &recorded["seq"]), (&json!(order), &json!(2)));
     assert_eq!((&recorded["sale_id"], &recorded["data"]["buyer"]), (&json!(sale.id), &json!("ann")));
     let after = recorded["id"].as_str().unwrap();
-    assert_eq!(kinds(&app, &format!("after={after}")).await, ["offer.sold_out"], "an event's id is a place, too");
+    assert_eq!(
+        kinds(&app, &format!("after={after}")).await,
+        ["offer.sold_out"],
+        "an event's id is a place, too"
+    );
     assert_eq!(kinds(&app, "types=order.*,sale.opened").await, ["sale.opened", "order.recorded"]);
     assert_eq!(kinds(&app, "last=2").await, all[3..]);
     assert_eq!(kinds(&app, "last=1&types=sale.*").await, ["sale.opened"]);
@@ -79,7 +84,11 @@ async fn a_reader_who_waits_is_answered_when_something_happens() {
     let (page, paused) = tokio::join!(waiting, acting);
     assert_eq!((page["items"].as_array().unwrap().len(), &page["items"][0]["sale_id"]), (1, &json!(paused)));
     let cursor = page["cursor"].as_str().unwrap();
-    assert_eq!(kinds(&app, &format!("after={cursor}&wait=1")).await, [""; 0], "and once the seconds are over");
+    assert_eq!(
+        kinds(&app, &format!("after={cursor}&wait=1")).await,
+        [""; 0],
+        "and once the seconds are over"
+    );
 }
 
 /// A process that ends does not cut off those who wait.

@@ -176,7 +176,9 @@ async fn an_operator_sees_gives_and_lifts_strikes() {
     assert_eq!((&seen["strikes"], &seen["note"]), (&json!(0), &Value::Null));
     let history = seen["history"].as_array().unwrap();
     assert_eq!(history.len(), 4, "nothing is forgotten: {seen}");
-    assert!(history.iter().all(|strike| strike["lifted_by"] == "operator" && strike["lifted_at"].is_string()));
+    assert!(
+        history.iter().all(|strike| strike["lifted_by"] == "operator" && strike["lifted_at"].is_string())
+    );
     for (body, field) in [(json!({"note": "x".repeat(1_001)}), "note"), (json!({"strikes": 3}), "strikes")] {
         let problem = app.operate("POST", &give, Some(&body), 422).await;
         assert!(problem["detail"].as_str().unwrap().contains(field), "{problem}");
@@ -207,8 +209,12 @@ async fn a_revived_order_lifts_its_strike() {
     let order = ann.buy(sale.offer(), 1, 202).await["id"].as_str().unwrap().to_owned();
     ann.order(&order).await;
     let (ledger, payment) = (&app.app.ledger, PaymentId(101));
-    let wanted =
-        NewPayment { id: payment, order: order.parse().unwrap(), buyer: id("ann"), provider: "stripe".into() };
+    let wanted = NewPayment {
+        id: payment,
+        order: order.parse().unwrap(),
+        buyer: id("ann"),
+        provider: "stripe".into(),
+    };
     let begun = ledger.start_payment(wanted, clock.now()).await.unwrap();
     assert!(matches!(begun, PaymentStarted::New { .. }), "{begun:?}");
     ledger.close_payment(payment, clock.now()).await.unwrap();

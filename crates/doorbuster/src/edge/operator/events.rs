@@ -123,7 +123,8 @@ async fn begin(app: &App, query: &EventsQuery) -> Result<Begin, Refusal> {
             Ok(Begin::After(app.ledger.place_of(since).await?))
         }
         (None, None, Some(last)) => {
-            let last = page_limit(Some(last)).map_err(|_| Refusal::field("last", "must lie between 1 and 200"))?;
+            let last =
+                page_limit(Some(last)).map_err(|_| Refusal::field("last", "must lie between 1 and 200"))?;
             Ok(Begin::Last(last))
         }
         (_, _, Some(_)) => Err(Refusal::field("last", "cannot stand beside after or since")),
@@ -133,7 +134,8 @@ async fn begin(app: &App, query: &EventsQuery) -> Result<Begin, Refusal> {
 
 /// The number of an event of this ledger.
 async fn read_after(app: &App, text: &str) -> Result<u64, Refusal> {
-    let foreign = || Refusal::field("after", "is none of ours: take the cursor of a page, or the id of an event");
+    let foreign =
+        || Refusal::field("after", "is none of ours: take the cursor of a page, or the id of an event");
     let id: EventId = text.parse().map_err(|_| foreign())?;
     let number = u64::try_from(id.0 & u128::from(u64::MAX)).map_err(|_| foreign())?;
     let is_ours = EventId::numbered(app.ledger.incarnation(), number) == id;

@@ -6,8 +6,8 @@ use axum::extract::State;
 use http::StatusCode;
 use rules::id::{WebhookId, timed};
 use rules::wire::{
-    Code, Page, ParkedView, ReplayRequest, Replayed, WebhookChange, WebhookDraft, WebhookSecret, WebhookTested,
-    WebhookView,
+    Code, Page, ParkedView, ReplayRequest, Replayed, WebhookChange, WebhookDraft, WebhookSecret,
+    WebhookTested, WebhookView,
 };
 use serde::Deserialize;
 
@@ -21,8 +21,8 @@ use crate::edge::refusal::{Answer, Refusal, json};
 use crate::ledger::LedgerResult;
 use crate::ledger::sqlite::{Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
 use crate::outbox::endpoint::{check_types, check_url};
-use crate::outbox::trial;
 use crate::outbox::signature::Secret;
+use crate::outbox::trial;
 
 /// How long the secret before the last change signs too, in seconds: a day to bring the new one to every receiver.
 const PREVIOUS_SECRET_S: u32 = 86_400;

@@ -198,7 +198,8 @@ fn return_units(
     );
     let mut statement = transaction.prepare_cached(&sql)?;
     let rows = statement.query_map([numbers], |row| {
-        let change = (OfferId(column::id(row, LEFT_COLUMNS_COUNT)?), column::number(row, LEFT_COLUMNS_COUNT + 1)?);
+        let change =
+            (OfferId(column::id(row, LEFT_COLUMNS_COUNT)?), column::number(row, LEFT_COLUMNS_COUNT + 1)?);
         Ok((Left::read(row)?, change))
     })?;
     let moved: Vec<(Left, (OfferId, u64))> = rows.collect::<Result<_, _>>()?;

@@ -532,9 +532,8 @@ fn move_units(
              change_no = change_no + (?2 <> 0)
          where offer_no = (select offer_no from orders where order_no = ?1) returning {LEFT_COLUMNS}, change_no"
     );
-    let (left, change_no) = transaction
-        .prepare_cached(&sql)?
-        .query_row(params![signed(after.no), live, paid, stock], |row| {
+    let (left, change_no) =
+        transaction.prepare_cached(&sql)?.query_row(params![signed(after.no), live, paid, stock], |row| {
             Ok((Left::read(row)?, column::number(row, LEFT_COLUMNS_COUNT)?))
         })?;
     if stock != 0 {

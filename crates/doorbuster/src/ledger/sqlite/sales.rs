@@ -14,7 +14,8 @@ use super::{SqliteLedger, Urgency, column, signed, turns};
 use crate::ledger::{Changed, Counters, ImageCopy, KeyedAnswer, LedgerResult, SalePage, StockChanged};
 
 /// The columns of a sale, in the order [`read_sale_row`] takes them.
-pub(super) const SALE_COLUMNS: &str = "sale_no, sale_id, state, title, opens_at, closes_at, pay_within_s, challenge,
+pub(super) const SALE_COLUMNS: &str =
+    "sale_no, sale_id, state, title, opens_at, closes_at, pay_within_s, challenge,
     registration, registration_opens_at, registration_closes_at, publish_at, rehearsal";
 
 /// How many they are: what is selected beside a sale begins here.

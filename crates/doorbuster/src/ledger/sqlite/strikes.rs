@@ -12,7 +12,8 @@ use super::{SqliteLedger, Urgency, column, signed};
 use crate::ledger::money::{BuyerRecord, Candidate, LetIn, Lifter, Mark, StrikeOf, StrikeRow};
 use crate::ledger::{KeyedAnswer, LedgerResult, Order};
 
-const STRIKE_COLUMNS: &str = "strikes.strike_no, strikes.buyer, orders.order_id, strikes.struck_at, strikes.lifted_at,
+const STRIKE_COLUMNS: &str =
+    "strikes.strike_no, strikes.buyer, orders.order_id, strikes.struck_at, strikes.lifted_at,
     strikes.note, strikes.lifted_by";
 
 /// The numbers of a buyer's (`?1`) strikes: those of the buyer's orders, and those that the operator gave.
@@ -232,11 +233,7 @@ pub(super) fn lift_for(
     lifted.map_or(Ok(()), |strike_no| note_lifted(transaction, strike_no, now))
 }
 
-fn read_record(
-    connection: &Connection,
-    buyer: &BuyerId,
-    since: UnixMs,
-) -> rusqlite::Result<BuyerRecord> {
+fn read_record(connection: &Connection, buyer: &BuyerId, since: UnixMs) -> rusqlite::Result<BuyerRecord> {
     let mut statement = connection.prepare_cached(&format!(
         "select {STRIKE_COLUMNS} from strikes left join orders using (order_no)
          where strike_no in ({STRIKES_OF_BUYER}) and struck_at >= ?2 and lifted_at is null

@@ -23,8 +23,7 @@ impl SqliteLedger {
     /// When the next window opens or closes that was not told of; in the past, if somebody was late.
     pub async fn next_turn(&self) -> LedgerResult<Option<UnixMs>> {
         self.read(|connection| {
-            let sql =
-                format!("select min({TURNS_AT}) from sales indexed by sales_turning where {TURNING}");
+            let sql = format!("select min({TURNS_AT}) from sales indexed by sales_turning where {TURNING}");
             Ok(connection.prepare_cached(&sql)?.query_row([], |row| column::time_option(row, 0))?)
         })
         .await

@@ -49,7 +49,8 @@ async fn three_strikes_block_and_lifting_them_ends_the_block(books: Books) {
     assert!(lifted.lifted.contains(&StrikeOf::Order(1)), "{lifted:?}");
     assert_eq!(let_in().await.unwrap(), LetIn::default());
     let rows = books.ledger.strikes_of(buyer("ann"), 10).await.unwrap();
-    let lifted = |row: &StrikeRow| (row.strike.lifted_at, row.lifted_by) == (Some(now), Some(Lifter::Operator));
+    let lifted =
+        |row: &StrikeRow| (row.strike.lifted_at, row.lifted_by) == (Some(now), Some(Lifter::Operator));
     assert!(rows.iter().all(lifted), "they stay as history: {rows:?}");
     assert_eq!(record_of(&books, "bob").await.strikes.len(), 1, "bob's are his own");
     assert_eq!(kinds(&books).iter().filter(|kind| *kind == "buyer.strike_lifted").count(), 4, "one for each");

@@ -29,10 +29,17 @@ async fn readers_page_through_all_events_and_miss_none(books: Books) {
     assert_eq!(page(&books, 2, 2, "").await, (vec!["sale.opened".into()], 3, false));
     assert_eq!(page(&books, 3, 2, "").await, (vec![], 3, false));
     record(&books, vec![claim(1, 11, "ann", 1)]).await;
-    assert_eq!(page(&books, 3, 2, "sale.created").await, (vec![], 4, false), "what is not wanted is passed over");
+    assert_eq!(
+        page(&books, 3, 2, "sale.created").await,
+        (vec![], 4, false),
+        "what is not wanted is passed over"
+    );
     assert_eq!(page(&books, 0, 9, "order.recorded").await, (vec!["order.recorded".into()], 4, false));
     let last = books.ledger.last_events(2, |_| true).await.unwrap();
-    assert_eq!((last.events[0].kind.as_str(), last.events[1].kind.as_str()), ("sale.opened", "order.recorded"));
+    assert_eq!(
+        (last.events[0].kind.as_str(), last.events[1].kind.as_str()),
+        ("sale.opened", "order.recorded")
+    );
     assert_eq!((last.read_to, last.events[1].id), (4, EventId::numbered(&[7; 16], 4)));
     let of_sales = books.ledger.last_events(1, |kind| kind.starts_with("sale.")).await.unwrap();
     assert_eq!((of_sales.events[0].kind.as_str(), of_sales.read_to), ("sale.opened", 4));
@@ -133,11 +140,16 @@ async fn everything_that_happens_to_orders_and_money(books: &Books) {
 }
 
 async fn everything_that_happens_to_sales_and_buyers(books: &Books) {
-    let by_hand = books.ledger.add_strike(buyer("ann"), Some("sold it on".into()), NOW, |_| None).await.unwrap();
+    let by_hand =
+        books.ledger.add_strike(buyer("ann"), Some("sold it on".into()), NOW, |_| None).await.unwrap();
     books.ledger.lift_strike(buyer("ann"), by_hand.no, NOW).await.unwrap();
     let block = Block { buyer: buyer("ann"), until: NOW.plus_s(60), note: Some("bot".into()) };
     books.ledger.block(block, NOW).await.unwrap();
-    books.ledger.let_in(buyer("ann"), Policy { limit: 3, window_days: 30, block_hours: 72 }, NOW).await.unwrap();
+    books
+        .ledger
+        .let_in(buyer("ann"), Policy { limit: 3, window_days: 30, block_hours: 72 }, NOW)
+        .await
+        .unwrap();
     let free = {
         let counters = books.ledger.counters(SALE).await.unwrap()[0];
         i64::from(counters.stock - counters.live_units)
@@ -175,10 +187,13 @@ async fn the_document_shows_every_event_as_it_is() {
 /// Words in quotes that look like a type, in the sources that write events.
 fn written_types() -> BTreeSet<String> {
     let kinds = ["order", "payment", "sale", "offer", "buyer", "audit", "webhook"];
-    let word = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
-    let is_type = |text: &str| text.split_once('.').is_some_and(|(kind, what)| kinds.contains(&kind) && word(what));
+    let word =
+        |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    let is_type =
+        |text: &str| text.split_once('.').is_some_and(|(kind, what)| kinds.contains(&kind) && word(what));
     let mut found = BTreeSet::new();
-    let mut folders = vec![root().join("crates/doorbuster/src/ledger"), root().join("crates/doorbuster/src/outbox")];
+    let mut folders =
+        vec![root().join("crates/doorbuster/src/ledger"), root().join("crates/doorbuster/src/outbox")];
     let mut files = vec![root().join("crates/rules/src/order.rs"), root().join("crates/rules/src/sale.rs")];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {

@@ -7,7 +7,9 @@ use rules::time::UnixMs;
 
 use super::deadlines::{PAY_BY, sweep};
 use super::payments::{by_payment, captured, start, take};
-use super::{Books, NOW, OFFER, Recorded, SALE, assert_books_fit, buyer, claim, events, record, sale, sqlite};
+use super::{
+    Books, NOW, OFFER, Recorded, SALE, assert_books_fit, buyer, claim, events, record, sale, sqlite,
+};
 
 const LATER: SaleId = SaleId(5);
 const OPENS: UnixMs = UnixMs(NOW.0 + 10_000);
@@ -50,7 +52,10 @@ async fn a_window_is_told_once_when_it_opens_and_once_when_it_closes(books: Book
         tellers.spawn(async move { ledger.tell_turns(OPENS).await.unwrap() });
     }
     assert_eq!(tellers.join_all().await.into_iter().sum::<usize>(), 1);
-    assert_eq!((told(&books), books.ledger.next_turn().await.unwrap()), (vec!["sale.opened".into()], Some(CLOSES)));
+    assert_eq!(
+        (told(&books), books.ledger.next_turn().await.unwrap()),
+        (vec!["sale.opened".into()], Some(CLOSES))
+    );
     let data: serde_json::Value = serde_json::from_str(&events(&books).pop().unwrap().data).unwrap();
     assert_eq!(data, serde_json::json!({"opens_at": OPENS, "closes_at": CLOSES}));
     assert_eq!(books.ledger.tell_turns(UnixMs(CLOSES.0 - 1)).await.unwrap(), 0);
@@ -69,9 +74,19 @@ async fn what_came_while_nobody_was_there_is_told_afterwards(books: Books) {
     ledger.close();
     let ledger = SqliteLedger::open(&path, None, [1; 16]).unwrap();
     let books = Books { ledger, _folder };
-    assert_eq!(books.ledger.tell_turns(CLOSES.plus_s(3_600)).await.unwrap(), 3, "and the first sale's closing");
+    assert_eq!(
+        books.ledger.tell_turns(CLOSES.plus_s(3_600)).await.unwrap(),
+        3,
+        "and the first sale's closing"
+    );
     assert_eq!(told(&books), ["sale.opened", "sale.closed", "sale.closed"]);
-    assert_eq!((books.ledger.tell_turns(CLOSES.plus_s(3_600)).await.unwrap(), books.ledger.next_turn().await.unwrap()), (0, None));
+    assert_eq!(
+        (
+            books.ledger.tell_turns(CLOSES.plus_s(3_600)).await.unwrap(),
+            books.ledger.next_turn().await.unwrap()
+        ),
+        (0, None)
+    );
 }
 
 async fn an_end_by_the_operator_closes_and_opens_nothing(books: Books) {
@@ -146,7 +161,8 @@ async fn an_offer_is_told_sold_out_and_restocked_in_turn(books: Books) {
     books.ledger.change_stock(OFFER, 7, "more".into(), NOW).await.unwrap();
     record(&books, vec![claim(5, 15, "eve", 5), claim(6, 16, "fay", 2)]).await;
     sweep(&books, PAY_BY).await;
-    let all = ["sold_out 0 of 3", "restocked 1 of 3", "sold_out 0 of 1", "restocked 7 of 8", "sold_out 0 of 8"];
+    let all =
+        ["sold_out 0 of 3", "restocked 1 of 3", "sold_out 0 of 1", "restocked 7 of 8", "sold_out 0 of 8"];
     assert_eq!(shelf(&books)[..5], all);
     assert_eq!(shelf(&books)[5..], ["restocked 8 of 8"], "once for a whole batch");
     assert_books_fit(&books).await;
