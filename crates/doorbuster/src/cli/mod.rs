@@ -29,6 +29,7 @@ mod demo;
 mod events;
 mod migrate;
 mod openapi;
+mod payments;
 mod preheat;
 mod sale;
 mod serve;
@@ -61,6 +62,7 @@ enum Command {
     Serve(serve::Serve),
     Sale(sale::Sale),
     Preheat(preheat::Preheat),
+    Payments(payments::Payments),
     Events(events::Events),
     Webhooks(webhooks::Webhooks),
     Migrate(migrate::Migrate),
@@ -92,6 +94,7 @@ pub async fn run(cli: Cli) -> ExitCode {
         Command::Serve(command) => command.run().await,
         Command::Sale(command) => command.run().await,
         Command::Preheat(command) => command.run().await,
+        Command::Payments(command) => command.run().await,
         Command::Events(command) => command.run().await,
         Command::Webhooks(command) => command.run().await,
         Command::Migrate(command) => command.run().await,

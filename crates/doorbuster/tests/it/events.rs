@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use doorbuster::edge::limits::Class;
 use serde_json::{Value, json};
 
 use crate::app::{ADMIN_KEY, TestApp, draft_between, with_manual_clock};
@@ -19,11 +20,7 @@ async fn kinds(app: &TestApp, query: &str) -> Vec<String> {
 
 /// Until somebody waits for an answer.
 async fn waits(app: &TestApp) {
-    eventually("somebody waits", async || {
-        let metrics = app.client.get(app.url("/metrics")).bearer_auth(ADMIN_KEY).send().await.unwrap();
-        metrics.text().await.unwrap().contains("doorbuster_waiters 1\n")
-    })
-    .await;
+    eventually("somebody waits", async || app.app.in_flight.used(Class::Waiter) > 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
