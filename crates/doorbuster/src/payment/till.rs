@@ -18,7 +18,7 @@ use crate::app::App;
 use crate::crash;
 use crate::desk::{Seen, VERDICT_WAIT};
 use crate::ledger::money::{
-    NewPayment, Notice, Payment, PaymentStarted, RefundAsked, RefundEnd, Settled, Taken, Told,
+    NewPayment, Notice, Payment, PaymentStarted, RefundAsked, RefundEnd, Settled, Taken,
 };
 use crate::ledger::{LedgerResult, Order};
 use crate::telemetry::metrics::MoneyOutcome;
