@@ -22,7 +22,7 @@ mod strikes;
 mod webhooks;
 
 pub use buyers::Answer;
-pub use events::{Event, Fate, Outgoing, Past, Settled, Settlement, Taken};
+pub use events::{Dropped, Event, Fate, Outgoing, Past, Settled, Settlement, Taken};
 pub use orders::Remembered;
 pub use sales::OfferRow;
 pub use webhooks::{ParkedEvent, Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
@@ -46,6 +46,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0002_image_copies.sql"),
     include_str!("../../../migrations/sqlite/0003_money.sql"),
     include_str!("../../../migrations/sqlite/0004_webhooks.sql"),
+    include_str!("../../../migrations/sqlite/0007_broker.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.
