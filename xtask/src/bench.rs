@@ -60,6 +60,8 @@ enum Group {
     Memory,
     /// A start with recorded orders.
     Start,
+    /// Events to a webhook and to buyers' sockets.
+    Webhooks,
     /// Gate and SQLite alone.
     Parts,
     /// Journal and ledger in one file, and in two.

@@ -10,7 +10,11 @@ use anyhow::{Context, bail};
 use crate::process::{ask, on_path, show};
 
 /// A program the tests start, the Debian package that brings it, and what it is needed for.
-pub const PACKAGES: &[(&str, &str, &str)] = &[("python3", "python3", "runs the API fuzzer"), VALGRIND];
+pub const PACKAGES: &[(&str, &str, &str)] = &[
+    ("python3", "python3", "runs the API fuzzer"),
+    VALGRIND,
+    ("/usr/sbin/rabbitmq-server", "rabbitmq-server", "a receiver of events"),
+];
 
 const VALGRIND: (&str, &str, &str) = ("valgrind", "valgrind", "counts the hot path's instructions");
 

@@ -35,6 +35,11 @@ const BORDERS: &[Border] = &[
         why: "outgoing HTTP belongs to payment, outbox, the key set of the issuer, images and the command line",
     },
     Border {
+        names: &["lapin::", "async_rs::"],
+        places: &["outbox/rabbit"],
+        why: "only the sink of RabbitMQ knows its library",
+    },
+    Border {
         names: &["Instant::now", "SystemTime::now"],
         places: &["clock"],
         why: "time comes from the `Clock` handed in",

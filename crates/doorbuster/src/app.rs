@@ -294,6 +294,7 @@ pub async fn open(
     };
     let pass_secret = secret(&settings.pass.secret).context("pass.secret is not set")?;
     let previous = secret(&settings.pass.previous_secret);
+    dispatch::keep_broker(&settings, &ledger, &clock).await?;
     let limits = &settings.limits;
     let app = Arc::new(App {
         catalogue: Catalogue::default(),

@@ -424,13 +424,28 @@ pub struct WebhookChange {
     pub disabled: Option<bool>,
 }
 
+/// What a receiver of events is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReceiverKind {
+    /// An address that takes signed requests.
+    Webhook,
+    /// The message broker of the settings; there is at most one.
+    Broker,
+}
+
 /// A receiver of events, and how it stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WebhookView {
     pub id: WebhookId,
+    pub kind: ReceiverKind,
     pub url: String,
     pub types: Vec<String>,
     pub disabled: bool,
+    /// Why it was disabled, when no operator did it.
+    pub disabled_reason: Option<String>,
+    /// Of a broker: whether there is a connection now.
+    pub connected: Option<bool>,
     #[schema(value_type = String, format = DateTime)]
     pub created_at: UnixMs,
     /// Until then the secret before the last change signs too.
@@ -444,6 +459,8 @@ pub struct WebhookView {
     #[schema(value_type = Option<String>, format = DateTime)]
     pub behind_since: Option<UnixMs>,
     pub last_problem: Option<String>,
+    /// Events that became too old (`webhooks.keep_hours`) before it had them.
+    pub dropped: u64,
 }
 
 /// A webhook with a new secret: this is the only time that it is shown.

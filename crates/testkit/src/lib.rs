@@ -17,6 +17,9 @@ pub mod disk;
 /// Programs that can be watched, stopped and killed.
 pub mod process;
 
+/// A private RabbitMQ.
+pub mod rabbitmq;
+
 /// A file system that is really full after a few megabytes.
 pub mod small_disk;
 

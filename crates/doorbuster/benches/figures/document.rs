@@ -128,6 +128,11 @@ const METHOD: &str = "\
   arrivals achieved there is no figure.
 - **Slow sockets**: 10,000 begin a request, send one header every 4 seconds, and come back when they are thrown out.
   The normal load is half of the peak, open loop, on connections opened after them.
+- **Webhooks**: orders are recorded while the webhook is disabled; then it is enabled, and the time runs until the
+  ledger knows that the receiver has all of their events. The receiver answers at once, and signing, order per order id
+  and ten requests at a time are as always.
+- **Sockets**: 200 buyers with an open WebSocket order and cancel, 500 changes per second. The time runs from sending the
+  request until the socket hears of the change: the request's way and the sync of the disk are in it.
 - **Instructions** are counted by callgrind on one thread, after a warm-up: see `crates/doorbuster/benches/instructions`.
   They do not depend on what else the machine does, and `cargo xtask test` holds them to a budget.
 

@@ -50,6 +50,9 @@ mod memory;
 /// A start with a past.
 mod start;
 
+/// Events on their way out.
+mod webhooks;
+
 /// Gate and SQLite alone.
 mod parts;
 
@@ -145,6 +148,8 @@ enum Group {
     Memory,
     /// A start with recorded orders.
     Start,
+    /// Events to a webhook and to buyers' sockets.
+    Webhooks,
     /// Gate and SQLite alone.
     Parts,
     /// Journal and ledger in one file, and in two.
@@ -245,6 +250,9 @@ fn measure(plan: &Plan, report: &mut report::Report, only: &[Group]) -> anyhow::
     }
     if wanted(Group::Start) {
         start::measure(plan, report)?;
+    }
+    if wanted(Group::Webhooks) {
+        webhooks::measure(plan, report)?;
     }
     if wanted(Group::Parts) {
         parts::measure(plan, report)?;

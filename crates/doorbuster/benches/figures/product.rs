@@ -16,7 +16,7 @@ use crate::processes::{self, Owned};
 use crate::quota::Quota;
 
 const ADMIN_KEY: &str = "bench-admin-key-0123456789abcdef0123456789abcdef";
-const AUTH_SECRET: &str = "bench-auth-secret-0123456789abcdef0123456789abcdef";
+pub const AUTH_SECRET: &str = "bench-auth-secret-0123456789abcdef0123456789abcdef";
 pub const PASS_SECRET: &str = "bench-pass-secret-0123456789abcdef0123456789abcdef";
 /// Preparations go on so many connections.
 const ASKS_AT_ONCE: usize = 64;
@@ -40,16 +40,20 @@ pub struct Sale {
 
 impl Product {
     pub fn start(folder: &Path) -> anyhow::Result<Self> {
-        Self::start_within(folder, None)
+        Self::start_as(folder, None, &[])
     }
 
     /// Starts one that lives in the control group, where there is one.
     pub fn start_within(folder: &Path, quota: Option<&Quota>) -> anyhow::Result<Self> {
-        Self::start_with(folder, quota, &[])
+        Self::start_as(folder, quota, &[])
     }
 
-    /// Starts one with further settings, each as `name=value`.
-    pub fn start_with(folder: &Path, quota: Option<&Quota>, settings: &[&str]) -> anyhow::Result<Self> {
+    /// Starts one with further settings.
+    pub fn start_with(folder: &Path, settings: &[&str]) -> anyhow::Result<Self> {
+        Self::start_as(folder, None, settings)
+    }
+
+    fn start_as(folder: &Path, quota: Option<&Quota>, settings: &[&str]) -> anyhow::Result<Self> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_doorbuster"));
         command
             .args(["serve", "--set", "listen=127.0.0.1:0"])
@@ -77,7 +81,7 @@ impl Product {
         Ok(Self { process, address, client, runtime })
     }
 
-    fn operate(&self, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
+    pub fn operate(&self, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
         let method = reqwest::Method::from_bytes(method.as_bytes())?;
         let mut request =
             self.client.request(method, format!("http://{}{path}", self.address)).bearer_auth(ADMIN_KEY);

@@ -29,7 +29,7 @@ const STOCK: u32 = 10_000_000;
 
 pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let folder = TempDir::new()?;
-    let product = Product::start_with(folder.path(), None, &["payment.sandbox=true"])?;
+    let product = Product::start_with(folder.path(), &["payment.sandbox=true"])?;
     let sandbox = Sandbox::new(PASS_SECRET.as_bytes(), &shop(folder.path())?)?;
     let sale = product.open_sale(1, STOCK)?;
     let (mut p99, mut accept_p99) = (Vec::new(), Vec::new());

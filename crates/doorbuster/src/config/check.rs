@@ -12,6 +12,8 @@ use tracing_subscriber::EnvFilter;
 
 use super::{Settings, TelemetrySettings};
 use crate::edge::limits::ClientIp;
+use crate::outbox::endpoint::check_types;
+use crate::outbox::rabbit;
 use crate::payment::providers::Providers;
 
 /// Something that must be changed before the product may start.
@@ -58,6 +60,7 @@ impl Settings {
         self.check_ranges(&mut problems);
         self.check_relations(&mut problems);
         self.check_payment(&mut problems);
+        self.check_broker(&mut problems);
         self.telemetry.check(&mut problems);
         if problems.0.is_empty() { Ok(self.warnings()) } else { Err(problems.0) }
     }
@@ -179,6 +182,24 @@ impl Settings {
             ),
             Ok(_) => {}
         }
+    }
+
+    fn check_broker(&self, problems: &mut Problems) {
+        let broker = &self.broker;
+        let url = broker.url.as_str();
+        if !url.is_empty()
+            && let Err(why) = rabbit::check_url(url)
+        {
+            problems.add("broker.url", why);
+        }
+        if let Err(why) = rabbit::check_exchange(&broker.exchange) {
+            problems.add("broker.exchange", why);
+        }
+        if let Err(why) = check_types(&broker.types) {
+            problems.add("broker.types", format!("{why}."));
+        }
+        problems.range("broker.timeout_s", broker.timeout_s, 1..=300, "seconds");
+        problems.range("broker.in_flight", broker.in_flight, 1..=1_000, "messages");
     }
 
     fn check_ranges(&self, problems: &mut Problems) {

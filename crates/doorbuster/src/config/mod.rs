@@ -48,6 +48,7 @@ pub struct Settings {
     pub storefront: StorefrontSettings,
     pub images: ImagesSettings,
     pub webhooks: WebhooksSettings,
+    pub broker: BrokerSettings,
     pub telemetry: TelemetrySettings,
 }
 
@@ -219,6 +220,19 @@ pub struct WebhooksSettings {
     pub retry_hours: u32,
     pub keep_hours: u32,
     pub private_addresses: bool,
+    #[serde(with = "unset_when_empty")]
+    pub ca_file: Option<String>,
+}
+
+/// Off when no address is set.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct BrokerSettings {
+    pub url: BackendUrl,
+    pub exchange: String,
+    pub types: Vec<String>,
+    pub timeout_s: u32,
+    pub in_flight: usize,
     #[serde(with = "unset_when_empty")]
     pub ca_file: Option<String>,
 }
@@ -428,6 +442,7 @@ mod tests {
         let mut overrides: Vec<String> = keys.iter().map(|key| format!("{key}={PLANTED}")).collect();
         overrides.push(format!("ledger=postgres://shop:{PLANTED}@db/shop"));
         overrides.push(format!("gate=redis://:{PLANTED}@cache:6379"));
+        overrides.push(format!("broker.url=amqp://shop:{PLANTED}@rabbit:5672/shop"));
         let settings = Settings::load(None, std::iter::empty(), &overrides).unwrap();
         let problems: Vec<String> = settings.check().unwrap_err().iter().map(ToString::to_string).collect();
         for shown in [format!("{settings:?}"), settings.effective_toml().unwrap(), problems.join("\n")] {

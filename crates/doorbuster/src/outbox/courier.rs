@@ -1,5 +1,5 @@
-//! One webhook's worker: takes what its receiver lacks, sends it, writes down what became of it. Owns one receiver's
-//! pace; knows no other receiver, so that none can slow another down.
+//! One receiver's worker: takes what it lacks, sends it, writes down what became of it. Owns one receiver's pace; knows
+//! no other receiver, so that none can slow another down, and not what a receiver is: that is the sink's part.
 //!
 //! At least once: an event counts as delivered after the receiver said so and the ledger has it. Dying in between
 //! sends it again, with the same id.
@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rules::wire::ReceiverKind;
 use tokio::sync::watch;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -54,13 +55,19 @@ struct Work {
     window: Window,
     breaker: Breaker,
     sink: Arc<Sink>,
+    /// As the webhook was when the sink was made.
+    url: String,
+    was_disabled: bool,
     under_way: JoinSet<Result<(), Trouble>>,
-    sent: HashMap<Id, Outgoing>,
+    /// What is under way, and by which sink: the webhook may change meanwhile.
+    sent: HashMap<Id, (Outgoing, Arc<Sink>)>,
     /// When the next delivery that waits in the ledger is due.
     next_due: Option<rules::time::UnixMs>,
     /// Whether to look into the ledger in any case.
     look: bool,
     is_open: bool,
+    /// The receiver said that it is gone: at this address, in these words.
+    gone: Option<(String, String)>,
 }
 
 /// The webhook was deleted.
@@ -75,15 +82,19 @@ impl Courier {
         stop: CancellationToken,
     ) -> Self {
         let current = Arc::clone(&webhook.borrow());
+        let sink = Arc::new(sink(&app, &current));
         let work = Work {
             window: Window::new(current.no, current.cursor),
-            breaker: Breaker::default(),
-            sink: Arc::new(sink(&app, &current)),
+            breaker: sink.breaker(),
+            sink,
+            url: current.url.clone(),
+            was_disabled: current.disabled,
             under_way: JoinSet::new(),
             sent: HashMap::new(),
             next_due: None,
             look: true,
             is_open: false,
+            gone: None,
         };
         Self { app, webhook, ticks, stop, work }
     }
@@ -108,10 +119,7 @@ impl Courier {
                 Some(done) = self.work.under_way.join_next_with_id() => self.note(done),
                 changed = self.webhook.changed() => {
                     changed.map_err(|_| Gone)?;
-                    self.work.sink = Arc::new(sink(&self.app, &self.webhook.borrow_and_update()));
-                    // In any case: that is how a cursor is noticed that was set back for a replay.
-                    self.write_down().await?;
-                    self.work.look = true;
+                    self.change_over().await?;
                 }
                 changed = self.ticks.changed() => {
                     changed.map_err(|_| Gone)?;
@@ -120,6 +128,43 @@ impl Courier {
             }
             while let Some(done) = self.work.under_way.try_join_next_with_id() {
                 self.note(done);
+            }
+            self.disable_if_gone().await;
+        }
+    }
+
+    /// The operator changed this webhook, or another one. Who mended an address wants to see it work, not to wait for
+    /// the rest of its rest.
+    async fn change_over(&mut self) -> Result<(), Gone> {
+        let webhook = Arc::clone(&self.webhook.borrow_and_update());
+        if webhook.url != self.work.url || (self.work.was_disabled && !webhook.disabled) {
+            self.work.breaker = self.work.sink.breaker();
+            self.show_open(false);
+        }
+        (self.work.url, self.work.was_disabled) = (webhook.url.clone(), webhook.disabled);
+        self.work.sink = Arc::new(sink(&self.app, &webhook));
+        // In any case: that is how a cursor is noticed that was set back for a replay.
+        self.write_down().await?;
+        self.work.look = true;
+        Ok(())
+    }
+
+    /// By Standard Webhooks: who answers 410 Gone is not asked again until an operator says so.
+    async fn disable_if_gone(&mut self) {
+        let Some((url, problem)) = self.work.gone.take() else { return };
+        let webhook = Arc::clone(&self.webhook.borrow());
+        match self.app.ledger.disable_webhook(webhook.no, url.clone(), problem.clone()).await {
+            Ok(true) => {
+                tracing::error!(
+                    webhook_id = %webhook.id, %problem,
+                    "a webhook is disabled: its receiver is gone; events wait until it is enabled again"
+                );
+                self.app.dispatch.changed();
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%error, webhook_id = %webhook.id, "a webhook could not be disabled; trying again");
+                self.work.gone = Some((url, problem));
             }
         }
     }
@@ -205,7 +250,7 @@ impl Courier {
         if self.webhook.borrow().disabled {
             return;
         }
-        let most = self.app.settings.webhooks.in_flight;
+        let most = self.work.sink.in_flight(&self.app.settings);
         loop {
             let work = &mut self.work;
             let delivery = match work.breaker.room(self.app.clock.now(), work.under_way.len(), most) {
@@ -222,30 +267,33 @@ impl Courier {
             let Some(delivery) = delivery else { return };
             let (sink, event) = (Arc::clone(&work.sink), delivery.event.clone());
             let task = work.under_way.spawn(async move { sink.send(&event).await });
-            work.sent.insert(task.id(), delivery);
+            work.sent.insert(task.id(), (delivery, Arc::clone(&work.sink)));
         }
     }
 
     fn note(&mut self, done: Result<(Id, Result<(), Trouble>), JoinError>) {
-        let (id, outcome) = done.unwrap_or_else(|error| {
-            let problem = "the delivery was interrupted".to_owned();
-            (error.id(), Err(Trouble { problem, retry_after: None }))
-        });
-        let Some(delivery) = self.work.sent.remove(&id) else { return };
+        let (id, outcome) =
+            done.unwrap_or_else(|error| (error.id(), Err(Trouble::new("the delivery was interrupted"))));
+        let Some((delivery, sink)) = self.work.sent.remove(&id) else { return };
         match outcome {
             Ok(()) => {
-                self.app.metrics.deliveries.inc(Delivery::Delivered);
+                self.count(Delivery::Delivered);
                 self.work.breaker.delivered();
                 self.work.window.delivered(delivery.track);
             }
-            Err(trouble) => self.note_failure(&delivery, trouble),
+            Err(trouble) => {
+                if trouble.is_gone && Arc::ptr_eq(&sink, &self.work.sink) {
+                    self.work.gone = Some((self.work.url.clone(), trouble.problem.clone()));
+                }
+                self.note_failure(&delivery, trouble);
+            }
         }
         self.show_open(self.work.breaker.is_open());
     }
 
     fn note_failure(&mut self, delivery: &Outgoing, trouble: Trouble) {
         let now = self.app.clock.now();
-        self.app.metrics.deliveries.inc(Delivery::Failed);
+        self.count(Delivery::Failed);
         self.work.breaker.failed(now, rand::random());
         let waited = Duration::from_millis(since_of(delivery, now).ms_until(now));
         let patience = Duration::from_secs(u64::from(self.app.settings.webhooks.retry_hours) * 3_600);
@@ -253,7 +301,7 @@ impl Courier {
         let (event_id, problem) = (delivery.event.id, trouble.problem);
         let webhook_id = self.webhook.borrow().id;
         let next = if waited >= patience {
-            self.app.metrics.deliveries.inc(Delivery::Parked);
+            self.count(Delivery::Parked);
             tracing::error!(%webhook_id, %event_id, attempts, %problem, "an event is parked: its webhook did not take it");
             Next::Park
         } else {
@@ -263,6 +311,14 @@ impl Courier {
             Next::Again { due_at: now.plus_ms(i64::try_from(wait).unwrap_or(i64::MAX)) }
         };
         self.work.window.failed(delivery.track, now, next, problem);
+    }
+
+    fn count(&self, outcome: Delivery) {
+        let metrics = &self.app.metrics;
+        match self.webhook.borrow().kind {
+            ReceiverKind::Webhook => metrics.deliveries.inc(outcome),
+            ReceiverKind::Broker => metrics.broker_deliveries.inc(outcome),
+        }
     }
 
     /// Says once that a receiver is left alone, and once that it is back.
@@ -297,6 +353,9 @@ impl Courier {
 }
 
 fn sink(app: &App, webhook: &Webhook) -> Sink {
+    if webhook.kind == ReceiverKind::Broker {
+        return app.dispatch.broker().map_or(Sink::NoBroker, |broker| Sink::Rabbit(Arc::clone(broker)));
+    }
     let private_addresses = app.settings.webhooks.private_addresses;
     Sink::Webhook(WebhookSink::new(app.dispatch.client(), app.clock.clone(), webhook, private_addresses))
 }

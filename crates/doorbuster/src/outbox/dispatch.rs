@@ -1,4 +1,4 @@
-//! The couriers' desk: one courier per webhook, told what is new; old events dropped. Owns who works; does not know
+//! The couriers' desk: one courier per receiver, told what is new; old events dropped. Owns who works; does not know
 //! what is delivered.
 
 use std::collections::HashMap;
@@ -6,16 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::Client;
-use rules::id::WebhookId;
+use rules::id::{WebhookId, timed};
+use rules::wire::ReceiverKind;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::courier::{Courier, Tick};
+use super::endpoint::wants;
+use super::rabbit::RabbitSink;
 use super::sink;
 use crate::app::App;
+use crate::clock::Clock;
 use crate::config::Settings;
-use crate::ledger::LedgerResult;
 use crate::ledger::sqlite::Webhook;
+use crate::ledger::{LedgerResult, SqliteLedger};
+use crate::telemetry::metrics::Delivery;
 
 /// How often is looked for new events: about the longest that one waits before it is sent.
 const TICK: Duration = Duration::from_millis(100);
@@ -33,6 +38,7 @@ const DROPS_IN_A_ROW: u32 = 100;
 #[derive(Debug)]
 pub struct Dispatch {
     client: Client,
+    broker: Option<Arc<RabbitSink>>,
     changed: Notify,
 }
 
@@ -45,7 +51,17 @@ struct Post {
 
 impl Dispatch {
     pub fn new(settings: &Settings) -> anyhow::Result<Self> {
-        Ok(Self { client: sink::client(&settings.webhooks)?, changed: Notify::new() })
+        let broker = match settings.broker.url.as_str() {
+            "" => None,
+            _ => Some(Arc::new(RabbitSink::new(&settings.broker)?)),
+        };
+        Ok(Self { client: sink::client(&settings.webhooks)?, broker, changed: Notify::new() })
+    }
+
+    /// The broker of the settings.
+    #[must_use]
+    pub fn broker(&self) -> Option<&Arc<RabbitSink>> {
+        self.broker.as_ref()
     }
 
     pub(super) fn client(&self) -> Client {
@@ -58,10 +74,30 @@ impl Dispatch {
     }
 }
 
+/// Gives the broker of the settings its place in the ledger. To be called before anything happens that it should be
+/// told of.
+pub async fn keep_broker(settings: &Settings, ledger: &SqliteLedger, clock: &Clock) -> LedgerResult<()> {
+    let broker = &settings.broker;
+    let kept = Some(&broker.url).filter(|url| !url.as_str().is_empty());
+    let kept = kept.map(|url| (url.to_string(), broker.types.clone()));
+    let now = clock.now();
+    ledger.keep_broker(kept, WebhookId(timed(now, rand::random())), now).await
+}
+
 /// Works until the process ends. The couriers end by themselves then.
 pub async fn run(app: Arc<App>) {
     let shutdown = app.shutdown.clone();
+    if let Some(broker) = app.dispatch.broker.clone() {
+        app.tasks.spawn(greet(broker, shutdown.clone()));
+    }
     shutdown.run_until_cancelled(keep_posts(&app)).await;
+}
+
+/// Who set a wrong password should not have to wait for the first event to read so.
+async fn greet(broker: Arc<RabbitSink>, shutdown: CancellationToken) {
+    if let Some(Err(trouble)) = shutdown.run_until_cancelled(broker.greet()).await {
+        tracing::warn!(problem = %trouble.problem, "there is no connection to the broker yet; events wait for it");
+    }
 }
 
 async fn keep_posts(app: &Arc<App>) {
@@ -140,32 +176,54 @@ async fn tick(app: &Arc<App>, posts: &HashMap<WebhookId, Post>, ticks: &watch::S
 }
 
 async fn show_standings(app: &App, posts: &HashMap<WebhookId, Post>) -> LedgerResult<()> {
-    let (mut waiting, mut parked, mut lag_ms) = (0_u64, 0_u64, 0);
+    let (mut waiting, mut parked, mut disabled, mut lag_ms, mut broker_lag_ms) = (0_u64, 0_u64, 0_u64, 0, 0);
     for post in posts.values() {
         let webhook = Arc::clone(&post.webhook.borrow());
         let standing = app.ledger.webhook_standing(webhook.no).await?;
         waiting = waiting.saturating_add(standing.waiting);
         parked = parked.saturating_add(standing.parked);
-        let oldest = standing.oldest.filter(|_| !webhook.disabled);
-        lag_ms = oldest.map_or(lag_ms, |oldest| oldest.ms_until(app.clock.now()).max(lag_ms));
+        if webhook.disabled {
+            disabled = disabled.saturating_add(1);
+            continue;
+        }
+        let lag = standing.oldest.map_or(0, |oldest| oldest.ms_until(app.clock.now()));
+        match webhook.kind {
+            ReceiverKind::Webhook => lag_ms = lag.max(lag_ms),
+            ReceiverKind::Broker => broker_lag_ms = lag,
+        }
     }
     let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     app.metrics.deliveries_waiting.set(gauge(waiting));
     app.metrics.deliveries_parked.set(gauge(parked));
     app.metrics.deliveries_lag_seconds.set(gauge(lag_ms / 1_000));
+    app.metrics.webhooks_disabled.set(gauge(disabled));
+    app.metrics.broker_lag_seconds.set(gauge(broker_lag_ms / 1_000));
+    let connected = app.dispatch.broker.as_ref().is_some_and(|broker| broker.is_connected());
+    app.metrics.broker_connected.set(i64::from(connected));
     Ok(())
 }
 
 /// `webhooks.keep_hours` is never shorter than `webhooks.retry_hours`: whatever is dropped was delivered, given up, or
-/// could not be delivered for all that time.
+/// could not be delivered for all that time. The last is a loss, and told as one.
 async fn drop_old_events(app: &App) -> LedgerResult<()> {
     let kept_ms = i64::from(app.settings.webhooks.keep_hours) * 3_600_000;
-    let before = app.clock.now().plus_ms(-kept_ms);
+    let mut is_loss = false;
     for _ in 0..DROPS_IN_A_ROW {
-        if app.ledger.drop_old_events(before).await? == 0 {
+        let now = app.clock.now();
+        let dropped = app.ledger.drop_old_events(now.plus_ms(-kept_ms), now, wants).await?;
+        for (webhook_id, events) in dropped.lost {
+            is_loss = true;
+            app.metrics.deliveries.add(Delivery::Dropped, events);
+            tracing::error!(%webhook_id, events, "events became too old before their receiver had them");
+        }
+        if dropped.events == 0 {
             break;
         }
         tokio::task::yield_now().await;
+    }
+    if is_loss {
+        // What stood behind a dropped event is due now.
+        app.dispatch.changed();
     }
     Ok(())
 }

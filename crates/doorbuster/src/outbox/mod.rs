@@ -1,4 +1,5 @@
-//! What the world is told: order changes to the buyer who waits for them, and every event to the shop's webhooks.
+//! What the world is told: order changes to the buyer who waits for them, and every event to the shop's webhooks and
+//! its broker.
 
 /// Sockets and long polls.
 pub mod hub;
@@ -6,7 +7,7 @@ pub mod hub;
 /// Starts and stops the couriers, and tells them what is new.
 pub mod dispatch;
 
-/// One webhook's worker.
+/// One receiver's worker.
 pub mod courier;
 
 /// What a courier has in hand, in which order.
@@ -15,8 +16,11 @@ pub mod window;
 /// When a failed delivery is tried again, and when a receiver is left alone.
 pub mod patience;
 
-/// Where events go.
+/// Where events go: the port of webhooks and brokers.
 pub mod sink;
+
+/// RabbitMQ.
+pub mod rabbit;
 
 /// Signatures by Standard Webhooks.
 pub mod signature;

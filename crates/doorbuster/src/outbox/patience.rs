@@ -11,8 +11,10 @@ const WAIT_MAX_MS: u64 = 4 * 3_600_000;
 const FAILURES_IN_A_ROW: u32 = 5;
 
 /// The first time it is left alone, in milliseconds, and the longest: each is twice the one before.
-const REST_FIRST_MS: u64 = 5_000;
-const REST_MAX_MS: u64 = 300_000;
+const REST: Rest = Rest { first_ms: 5_000, max_ms: 300_000 };
+
+/// The same for a receiver that is asked again sooner.
+const SHORT_REST: Rest = Rest { first_ms: 1_000, max_ms: 30_000 };
 
 /// How long to wait after so many attempts, in milliseconds: from half to one and a half of the rule, by chance, so
 /// that what failed together does not come back together.
@@ -30,12 +32,25 @@ fn spread(ms: u64, chance: u64) -> u64 {
 }
 
 /// Leaves a receiver alone that keeps failing, and asks it with one delivery whether it is back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Breaker {
+    rest: Rest,
     failures: u32,
     /// Times that it opened since the last success.
     openings: u32,
     state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rest {
+    first_ms: u64,
+    max_ms: u64,
+}
+
+impl Default for Breaker {
+    fn default() -> Self {
+        Self::with(REST)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,6 +73,16 @@ pub enum Room {
 }
 
 impl Breaker {
+    /// One that rests for seconds, not for minutes.
+    #[must_use]
+    pub fn eager() -> Self {
+        Self::with(SHORT_REST)
+    }
+
+    fn with(rest: Rest) -> Self {
+        Self { rest, failures: 0, openings: 0, state: State::Closed }
+    }
+
     #[must_use]
     pub fn room(&self, now: UnixMs, under_way: usize, most: usize) -> Room {
         match self.state {
@@ -73,7 +98,7 @@ impl Breaker {
     }
 
     pub fn delivered(&mut self) {
-        *self = Self::default();
+        *self = Self::with(self.rest);
     }
 
     pub fn failed(&mut self, now: UnixMs, chance: u64) {
@@ -85,7 +110,7 @@ impl Breaker {
             State::Open { .. } => false,
         };
         if opens {
-            let rest = spread(growing(REST_FIRST_MS, 2, self.openings, REST_MAX_MS), chance);
+            let rest = spread(growing(self.rest.first_ms, 2, self.openings, self.rest.max_ms), chance);
             let until = now.plus_ms(i64::try_from(rest).unwrap_or(i64::MAX));
             self.openings = self.openings.saturating_add(1);
             self.state = State::Open { until };
@@ -135,6 +160,26 @@ mod tests {
         breaker.delivered();
         assert_eq!(breaker.room(later, 0, 10), Room::Places(10));
         assert!(!breaker.is_open());
+    }
+
+    #[test]
+    fn an_eager_one_rests_for_seconds_also_after_it_was_back() {
+        let mut breaker = Breaker::eager();
+        for _ in 0..2 {
+            for _ in 0..FAILURES_IN_A_ROW {
+                breaker.failed(UnixMs(0), 0);
+            }
+            assert_eq!(breaker.room(UnixMs(500), 0, 10), Room::Probe);
+            for opening in 1..20 {
+                breaker.probe();
+                breaker.failed(UnixMs(0), 0);
+                let rest = (1_000_i64 << opening.min(20)).min(30_000) / 2;
+                assert_eq!(breaker.room(UnixMs(rest - 1), 0, 10), Room::None);
+                assert_eq!(breaker.room(UnixMs(rest), 0, 10), Room::Probe);
+            }
+            breaker.probe();
+            breaker.delivered();
+        }
     }
 
     #[test]

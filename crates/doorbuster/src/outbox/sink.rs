@@ -1,6 +1,8 @@
-//! Where events go. One kind for now: an HTTP address. Owns the request and what counts as arrived; keeps nothing and
-//! repeats nothing. A broker joins as one more kind, with the same promise: `Ok` means that the receiver has it.
+//! Where events go: an address, or a broker. Owns the port, the request to an address and what counts as arrived; keeps
+//! nothing and repeats nothing. A further broker joins as one more kind, with the same promise: `Ok` means that the
+//! receiver has it. Order, repeats, rest and memory are the courier's, the same for all.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -11,9 +13,11 @@ use reqwest::{Certificate, Client, Response};
 use serde::Serialize;
 
 use super::endpoint::check_url;
+use super::patience::Breaker;
+use super::rabbit::RabbitSink;
 use super::signature::{self, Secret};
 use crate::clock::Clock;
-use crate::config::WebhooksSettings;
+use crate::config::{Settings, WebhooksSettings};
 use crate::guard::PublicOnly;
 use crate::ledger::sqlite::{Event, Webhook};
 
@@ -31,6 +35,9 @@ const PROBLEM_CHARS_MAX: usize = 300;
 #[derive(Debug)]
 pub enum Sink {
     Webhook(WebhookSink),
+    Rabbit(Arc<RabbitSink>),
+    /// A broker that was set once and is no longer.
+    NoBroker,
 }
 
 /// An address that takes signed POSTs.
@@ -50,6 +57,10 @@ pub struct Trouble {
     pub problem: String,
     /// When the receiver wants to be asked again, at the earliest.
     pub retry_after: Option<Duration>,
+    /// The receiver says that it will never take anything again.
+    pub is_gone: bool,
+    /// It did not say anything.
+    pub is_timeout: bool,
 }
 
 /// The body by Standard Webhooks.
@@ -66,8 +77,43 @@ impl Sink {
     pub async fn send(&self, event: &Event) -> Result<(), Trouble> {
         match self {
             Self::Webhook(webhook) => webhook.send(event).await,
+            Self::Rabbit(rabbit) => rabbit.send(event).await,
+            Self::NoBroker => Err(Trouble::new("broker.url is not set")),
         }
     }
+
+    /// Most events that may be under way at once.
+    #[must_use]
+    pub fn in_flight(&self, settings: &Settings) -> usize {
+        match self {
+            Self::Webhook(_) => settings.webhooks.in_flight,
+            Self::Rabbit(_) | Self::NoBroker => settings.broker.in_flight,
+        }
+    }
+
+    /// How long it is left alone when it keeps failing. A broker stands in the shop's own house and is missed by all
+    /// behind it: it is asked again sooner.
+    #[must_use]
+    pub fn breaker(&self) -> Breaker {
+        match self {
+            Self::Webhook(_) => Breaker::default(),
+            Self::Rabbit(_) | Self::NoBroker => Breaker::eager(),
+        }
+    }
+}
+
+impl Trouble {
+    #[must_use]
+    pub fn new(problem: &str) -> Self {
+        let problem = problem.chars().take(PROBLEM_CHARS_MAX).collect();
+        Self { problem, retry_after: None, is_gone: false, is_timeout: false }
+    }
+}
+
+/// What every receiver gets of an event, in the form of Standard Webhooks.
+pub fn body(event: &Event) -> Result<Vec<u8>, Trouble> {
+    let body = Body { kind: &event.kind, timestamp: event.at, data: event };
+    serde_json::to_vec(&body).map_err(|error| Trouble::new(&error.to_string()))
 }
 
 impl WebhookSink {
@@ -86,9 +132,8 @@ impl WebhookSink {
     async fn send(&self, event: &Event) -> Result<(), Trouble> {
         // Judged again: the setting may have changed since it was named.
         let url = check_url(&self.url, self.private_addresses)
-            .map_err(|why| trouble(&format!("its address {why}")))?;
-        let body = Body { kind: &event.kind, timestamp: event.at, data: event };
-        let body = serde_json::to_vec(&body).map_err(|error| trouble(&error.to_string()))?;
+            .map_err(|why| Trouble::new(&format!("its address {why}")))?;
+        let body = body(event)?;
         let (id, now) = (event.id.to_string(), self.clock.now());
         let timestamp_s = now.0 / 1_000;
         let previous = self.previous.iter().filter(|(_, until)| now < *until).map(|(secret, _)| secret);
@@ -105,7 +150,7 @@ impl WebhookSink {
         match request.send().await {
             Ok(response) => judge(response).await,
             // The address may hold a key of the receiver's own.
-            Err(error) => Err(trouble(&format!("{:#}", anyhow::Error::from(error.without_url())))),
+            Err(error) => Err(Trouble::new(&format!("{:#}", anyhow::Error::from(error.without_url())))),
         }
     }
 }
@@ -124,17 +169,14 @@ async fn judge(mut response: Response) -> Result<(), Trouble> {
     if status.is_success() {
         return Ok(());
     }
-    Err(Trouble { retry_after, ..trouble(&format!("it answered {status}")) })
+    let is_gone = status == StatusCode::GONE;
+    Err(Trouble { retry_after, is_gone, ..Trouble::new(&format!("it answered {status}")) })
 }
 
 fn retry_after(response: &Response) -> Option<Duration> {
     let asks = matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
     let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
     asks.then(|| Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
-}
-
-fn trouble(problem: &str) -> Trouble {
-    Trouble { problem: problem.chars().take(PROBLEM_CHARS_MAX).collect(), retry_after: None }
 }
 
 /// What all webhooks are called with: no redirects, no proxy (it would look up names for us), and no connection to an

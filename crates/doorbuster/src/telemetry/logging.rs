@@ -9,8 +9,8 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
-use tracing::Subscriber;
-use tracing_subscriber::filter::filter_fn;
+use tracing::{Level, Metadata, Subscriber};
+use tracing_subscriber::filter::{FilterExt as _, filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -76,6 +76,7 @@ where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     let filter = EnvFilter::builder().parse(&settings.log_filter).context("telemetry.log_filter")?;
+    let filter = filter.and(filter_fn(|metadata| !shows_secrets(metadata)));
     let lines = tracing_subscriber::fmt::layer().with_writer(writer);
     let lines: Box<dyn Layer<Registry> + Send + Sync> = match look {
         Look::Text { colour } => lines.with_ansi(colour).with_filter(filter).boxed(),
@@ -88,6 +89,11 @@ where
         tracing_opentelemetry::layer().with_tracer(tracer).with_filter(ours)
     });
     Ok(Registry::default().with(lines).with(spans))
+}
+
+/// The library of RabbitMQ writes every frame at this level, and the first one holds the password.
+fn shows_secrets(metadata: &Metadata<'_>) -> bool {
+    *metadata.level() == Level::TRACE && metadata.target().starts_with("lapin")
 }
 
 /// `None` without a collector: then no span is ever built for it.
@@ -197,6 +203,18 @@ mod tests {
         let own = settings(&["telemetry.log_filter=info".to_owned()]);
         assert_eq!(own.log_filter, "info", "a filter of one's own stays as it is");
         assert!(logged_with(&own, Look::Json, migrate).contains("some migrations"));
+    }
+
+    #[test]
+    fn no_filter_shows_the_frames_of_rabbitmq_which_hold_its_password() {
+        for filter in ["trace", "lapin=trace", "info,lapin::io_loop=trace"] {
+            let own = settings(&[format!("telemetry.log_filter={filter}")]);
+            let text = logged_with(&own, Look::Json, || {
+                tracing::trace!(target: "lapin::io_loop", "will write to buffer");
+                tracing::error!(target: "lapin::io_loop", "connection lost");
+            });
+            assert!(!text.contains("will write") && text.contains("connection lost"), "{filter}: {text}");
+        }
     }
 
     #[test]

@@ -43,6 +43,7 @@ pub struct Metrics {
     pub inquiries: Arc<Counts<Inquiry>>,
     pub pushes: Arc<Counts<PushOutcome>>,
     pub deliveries: Arc<Counts<Delivery>>,
+    pub broker_deliveries: Arc<Counts<Delivery>>,
     pub callbacks: Arc<Counts<CallbackOutcome>>,
     pub money: Arc<Counts<MoneyOutcome>>,
     /// Embedded, the ledger never refuses what the gate granted. Anything but zero is a defect.
@@ -62,6 +63,9 @@ pub struct Metrics {
     pub deliveries_parked: Gauge,
     pub deliveries_lag_seconds: Gauge,
     pub webhooks_resting: Gauge,
+    pub webhooks_disabled: Gauge,
+    pub broker_connected: Gauge,
+    pub broker_lag_seconds: Gauge,
     pub journal_batch_claims: Histogram,
     pub journal_commit_seconds: Histogram,
     pub clerk_batch_claims: Histogram,
@@ -114,7 +118,13 @@ impl Metrics {
             deliveries: counts(
                 r,
                 "deliveries",
-                "Attempts to deliver events to webhooks, and events given up",
+                "Attempts to deliver events to webhooks, events given up, and events dropped for their age before a \
+                 receiver had them",
+            ),
+            broker_deliveries: counts(
+                r,
+                "broker_deliveries",
+                "Attempts to hand events to the broker, and events given up",
             ),
             callbacks: counts(r, "callbacks", "Notifications of payment providers, by what became of them"),
             money: counts(r, "money", "Payments and refunds, by what happened to them"),
@@ -166,6 +176,21 @@ impl Metrics {
                 r,
                 "webhooks_resting",
                 "Webhooks that keep failing and are left alone now",
+            ),
+            webhooks_disabled: gauge(
+                r,
+                "webhooks_disabled",
+                "Receivers that are told nothing: an operator disabled them, or they answered 410 Gone",
+            ),
+            broker_connected: gauge(
+                r,
+                "broker_connected",
+                "1 while there is a connection to the broker that takes messages",
+            ),
+            broker_lag_seconds: gauge(
+                r,
+                "broker_lag_seconds",
+                "Age of the oldest event that the broker lacks; parked events left out",
             ),
             journal_batch_claims: with(r, "journal_batch_claims", "Claims per journal commit", claims()),
             journal_commit_seconds: with(r, "journal_commit_seconds", "Time of a journal commit", seconds()),
@@ -313,9 +338,10 @@ label! {
 }
 
 label! {
-    /// What became of an attempt to deliver an event; `parked` counts those given up, beside `failed`.
+    /// What became of an attempt to deliver an event; `parked` counts those given up, beside `failed`, and `dropped`
+    /// those that became too old.
     Delivery, "outcome":
-    Delivered = "delivered", Failed = "failed", Parked = "parked",
+    Delivered = "delivered", Failed = "failed", Parked = "parked", Dropped = "dropped",
 }
 
 label! {

@@ -77,6 +77,9 @@ mod events;
 /// Buyers who win and do not pay.
 mod strikes;
 
+/// The same on their way to RabbitMQ.
+mod broker;
+
 /// The receiver that shops may begin with.
 #[expect(dead_code, reason = "its main is for the command line")]
 #[path = "../../../../examples/receiver.rs"]

@@ -12,34 +12,35 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use doorbuster::clock::Clock;
+use doorbuster::ledger::sqlite::Dropped;
+use doorbuster::outbox::endpoint::wants;
 use doorbuster::telemetry::metrics::Delivery;
 use http::{HeaderMap, StatusCode};
 use parking_lot::Mutex;
-use rules::time::UnixMs;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::app::{TestApp, TestSale, assert_code, draft, with_manual_clock};
+use crate::app::{TestApp, TestSale, assert_code, draft, draft_between, with_manual_clock};
 use crate::operator_sales::eventually;
 use crate::receiver::{Books, Outcome};
 
-const INSIDE: &str = "webhooks.private_addresses=true";
+pub const INSIDE: &str = "webhooks.private_addresses=true";
 
 /// A long time: the tests that turn the clock must not lose events to it.
-const KEEP: &str = "webhooks.keep_hours=87600";
+pub const KEEP: &str = "webhooks.keep_hours=87600";
 
 /// One request, as it came.
 #[derive(Clone, Debug)]
-struct Got {
+pub struct Got {
     headers: HeaderMap,
     bytes: Bytes,
-    body: Value,
+    pub body: Value,
     /// Whether it was taken.
     taken: bool,
 }
 
 impl Got {
-    fn id(&self) -> &str {
+    pub fn id(&self) -> &str {
         self.headers["webhook-id"].to_str().unwrap()
     }
 
@@ -78,7 +79,7 @@ type Mood = Box<dyn FnMut(&Got) -> Reply + Send>;
 
 /// Somebody's server.
 #[derive(Clone)]
-struct Receiver {
+pub struct Receiver {
     address: SocketAddr,
     got: Arc<Mutex<Vec<Got>>>,
     mood: Arc<Mutex<Mood>>,
@@ -98,7 +99,7 @@ impl Receiver {
     }
 
     /// Takes everything.
-    async fn willing() -> Self {
+    pub async fn willing() -> Self {
         Self::open(|_| Reply::Status(204)).await
     }
 
@@ -106,7 +107,7 @@ impl Receiver {
         *self.mood.lock() = Box::new(mood);
     }
 
-    fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("http://{}/hooks", self.address)
     }
 
@@ -115,12 +116,12 @@ impl Receiver {
     }
 
     /// What it took, in order, each event once: a receiver knows repeats by their id.
-    fn taken(&self) -> Vec<Got> {
+    pub fn taken(&self) -> Vec<Got> {
         let mut seen = BTreeSet::new();
         self.asked().into_iter().filter(|got| got.taken && seen.insert(got.id().to_owned())).collect()
     }
 
-    fn count(&self, kind: &str) -> usize {
+    pub fn count(&self, kind: &str) -> usize {
         self.taken().iter().filter(|got| got.event()["type"] == kind).count()
     }
 }
@@ -139,7 +140,7 @@ async fn answer(State(receiver): State<Receiver>, headers: HeaderMap, bytes: Byt
 }
 
 /// Makes a webhook; its JSON, secret included.
-async fn hook(app: &TestApp, url: &str) -> Value {
+pub async fn hook(app: &TestApp, url: &str) -> Value {
     app.operate("POST", "/admin/v1/webhooks", Some(&json!({"url": url})), 201).await
 }
 
@@ -152,7 +153,7 @@ async fn look(app: &TestApp, hook: &Value) -> Value {
 }
 
 /// So many buyers buy and cancel: two events each.
-async fn buy_and_cancel(app: &TestApp, sale: &TestSale, buyers: std::ops::Range<u32>) {
+pub async fn buy_and_cancel(app: &TestApp, sale: &TestSale, buyers: std::ops::Range<u32>) {
     for number in buyers {
         let buyer = app.buyer(&format!("buyer-{number}"));
         let order = buyer.buy(sale.offer(), 1, 202).await;
@@ -163,7 +164,7 @@ async fn buy_and_cancel(app: &TestApp, sale: &TestSale, buyers: std::ops::Range<
 }
 
 /// That the events of each order were taken in their order, from `order.recorded` to `order.closed`.
-fn assert_in_order(receiver: &Receiver, orders: usize) {
+pub fn assert_in_order(receiver: &Receiver, orders: usize) {
     let mut seqs: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for (order, seq) in receiver.taken().iter().filter_map(Got::order) {
         seqs.entry(order).or_default().push(seq);
@@ -523,14 +524,119 @@ async fn old_events_are_dropped_but_never_the_newest() {
     eventually("they wait", async || look(&app, &hook).await["waiting"] == 2).await;
     let ledger = &app.app.ledger;
     let newest = ledger.newest_event().await.unwrap();
-    assert_eq!(ledger.drop_old_events(clock.now()).await.unwrap(), 0, "not older than now");
-    assert_eq!(ledger.drop_old_events(UnixMs(clock.now().0 + 1)).await.unwrap(), 1);
+    let drop_before = async |before| ledger.drop_old_events(before, clock.now(), wants).await.unwrap();
+    assert_eq!(drop_before(clock.now()).await, Dropped::default(), "not older than now");
+    let lost = vec![(hook["id"].as_str().unwrap().parse().unwrap(), 1)];
+    assert_eq!(drop_before(clock.now().plus_ms(1)).await, Dropped { events: 1, lost });
     assert_eq!(ledger.newest_event().await.unwrap(), newest);
     let left = ledger.events_after(0, 10).await.unwrap();
     assert_eq!(left.iter().map(|event| event.no).collect::<Vec<_>>(), [newest]);
-    assert_eq!(look(&app, &hook).await["waiting"], 1, "what is dropped waits no more");
+    let seen = look(&app, &hook).await;
+    assert_eq!((&seen["waiting"], &seen["dropped"]), (&json!(1), &json!(1)), "what is dropped waits no more");
     app.open_sale(1).await;
     assert_eq!(ledger.newest_event().await.unwrap(), newest + 2, "numbers do not come again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_that_became_too_old_for_a_receiver_are_counted_and_told() {
+    const DAY_S: i64 = 86_400;
+    let (app, clock) = with_manual_clock(&[INSIDE]).await;
+    let receiver = Receiver::willing().await;
+    let make = async |types: &[&str], disabled: bool| {
+        let wanted = json!({"url": receiver.url(), "types": types, "disabled": disabled});
+        app.operate("POST", "/admin/v1/webhooks", Some(&wanted), 201).await
+    };
+    let late = make(&["order.*", "sale.created", "sale.published"], true).await;
+    let late_for_few = make(&["order.closed"], true).await;
+    let late_for_none = make(&["audit.*"], true).await;
+    let prompt = make(&["order.*"], false).await;
+    let mut rehearsal = draft_between(-60, 30 * DAY_S, 5);
+    rehearsal["rehearsal"] = json!(true);
+    app.publish(rehearsal).await;
+    let sale = app.publish(draft_between(-60, 30 * DAY_S, 5)).await;
+    buy_and_cancel(&app, &sale, 0..3).await;
+    eventually("the prompt one has all", async || {
+        receiver.count("order.closed") == 3 && look(&app, &prompt).await["behind_since"].is_null()
+    })
+    .await;
+    clock.advance(Duration::from_secs(169 * 3_600));
+    // Not too old, and the newest event stays in any case.
+    buy_and_cancel(&app, &sale, 3..4).await;
+    eventually("the prompt one has all", async || receiver.count("order.closed") == 4).await;
+    // A start begins with dropping.
+    let app = TestApp::on(app.stop().await, clock, &[INSIDE]).await;
+    eventually("the old ones are dropped", async || look(&app, &late).await["dropped"] == 8).await;
+    let dropped = async |hook: &Value| look(&app, hook).await["dropped"].clone();
+    let others = [dropped(&late_for_few).await, dropped(&late_for_none).await, dropped(&prompt).await];
+    assert_eq!(others, [3, 0, 0].map(Value::from));
+    assert_eq!(app.app.metrics.deliveries.get(Delivery::Dropped), 11);
+    app.operate("PATCH", &path(&late), Some(&json!({"disabled": false})), 200).await;
+    eventually("what is left arrives", async || look(&app, &late).await["behind_since"].is_null()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_stood_behind_a_dropped_event_goes_on() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let receiver = Receiver::open(|_| Reply::Status(500)).await;
+    let hook = hook(&app, &receiver.url()).await;
+    let sale = app.open_sale(5).await;
+    let buyer = app.buyer("ann");
+    let order = buyer.buy(sale.offer(), 1, 202).await;
+    let id = order["id"].as_str().unwrap();
+    buyer.order(id).await;
+    eventually("three wait", async || look(&app, &hook).await["waiting"] == 3).await;
+    clock.advance(Duration::from_secs(1));
+    let then = clock.now();
+    buyer.call("POST", &format!("/api/v1/orders/{id}/cancel"), Some(&json!({})), 200).await;
+    eventually("four wait", async || look(&app, &hook).await["waiting"] == 4).await;
+    let dropped = app.app.ledger.drop_old_events(then, clock.now(), wants).await.unwrap();
+    assert_eq!((dropped.events, dropped.lost[0].1), (3, 3));
+    receiver.becomes(|_| Reply::Status(200));
+    eventually("the last one arrives", async || {
+        clock.advance(Duration::from_secs(60));
+        receiver.count("order.closed") == 1
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_that_is_gone_is_disabled_with_the_reason_until_somebody_enables_it() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let receiver = Receiver::open(|_| Reply::Status(410)).await;
+    let hook = hook(&app, &receiver.url()).await;
+    let sale = app.open_sale(5).await;
+    eventually("it is disabled", async || look(&app, &hook).await["disabled"] == true).await;
+    let seen = look(&app, &hook).await;
+    assert!(seen["disabled_reason"].as_str().unwrap().contains("410 Gone"), "{seen}");
+    buy_and_cancel(&app, &sale, 0..2).await;
+    clock.advance(Duration::from_secs(3_600));
+    let asked = receiver.asked().len();
+    receiver.becomes(|_| Reply::Status(200));
+    let enabled = app.operate("PATCH", &path(&hook), Some(&json!({"disabled": false})), 200).await;
+    assert_eq!((&enabled["disabled"], &enabled["disabled_reason"]), (&json!(false), &Value::Null));
+    eventually("everything arrives", async || {
+        clock.advance(Duration::from_secs(10));
+        receiver.count("order.closed") == 2
+    })
+    .await;
+    assert!(asked <= 3, "it was asked {asked} times while it was gone");
+    assert_in_order(&receiver, 2);
+    assert_eq!(receiver.count("sale.created"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_was_mended_is_tried_at_once() {
+    let (app, _clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let (broken, mended) = (Receiver::open(|_| Reply::Status(500)).await, Receiver::willing().await);
+    let hook = hook(&app, &broken.url()).await;
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..10).await;
+    eventually("it is left alone", async || app.app.metrics.webhooks_resting.get() == 1).await;
+    app.operate("PATCH", &path(&hook), Some(&json!({"url": mended.url()})), 200).await;
+    // The clock stands still: nothing that failed is due, but what is new goes out.
+    buy_and_cancel(&app, &sale, 10..12).await;
+    eventually("new ones arrive", async || mended.count("order.closed") >= 2).await;
+    assert_eq!(app.app.metrics.webhooks_resting.get(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -650,6 +756,33 @@ async fn a_test_delivery_says_whether_it_arrives_and_leaves_nothing() {
     app.operate("POST", &test, None, 404).await;
 }
 
+/// Nobody in between: as a shop would run it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_receiver_stands_behind_a_real_server() {
+    let app = TestApp::with(&[INSIDE]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let hook = hook(&app, &format!("http://{}/hooks", listener.local_addr().unwrap())).await;
+    let secret = hook["secret"].as_str().unwrap();
+    let books = Arc::new(Books::open(&folder.path().join("points.db"), &[secret]).unwrap());
+    let router = crate::receiver::router(Arc::clone(&books));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..5).await;
+    let messages = |number: u32| books.messages(&format!("buyer-{number}")).unwrap();
+    eventually("everybody has a message", async || (0..5).all(|number| !messages(number).is_empty())).await;
+    eventually("nothing waits", async || look(&app, &hook).await["behind_since"].is_null()).await;
+    // The same again: receivers know repeats.
+    let replay = json!({"since": "2020-01-01T00:00:00Z"});
+    app.operate("POST", &format!("{}/replay", path(&hook)), Some(&replay), 200).await;
+    let delivered = || app.app.metrics.deliveries.get(Delivery::Delivered);
+    eventually("all came twice", async || delivered() >= 2 * (2 + 2 * 5)).await;
+    for number in 0..5 {
+        assert_eq!(messages(number).len(), 1);
+    }
+    assert_eq!(app.app.metrics.deliveries.get(Delivery::Failed), 0);
+}
+
 #[test]
 fn the_example_receiver_gives_points_once_and_takes_them_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -678,7 +811,7 @@ fn the_example_receiver_gives_points_once_and_takes_them_back() {
 }
 
 /// The real binary, killed while it delivers.
-mod heavy {
+pub mod heavy {
     use testkit::process::{Process, Program};
 
     use super::*;
@@ -717,7 +850,15 @@ mod heavy {
         doorbuster::edge::auth::sign_demo_token(&secret, &id, life, &Clock::system()).unwrap()
     }
 
-    async fn buy_and_cancel(url: &str, offer: &str, buyer: &str) {
+    /// An open sale; its offer.
+    pub async fn open_sale(url: &str) -> String {
+        let sale = post(format!("{url}/admin/v1/sales"), ADMIN_KEY, draft(1_000)).await;
+        let publish = format!("{url}/admin/v1/sales/{}/publish", sale["id"].as_str().unwrap());
+        post(publish, ADMIN_KEY, json!({})).await;
+        sale["offers"][0]["id"].as_str().unwrap().to_owned()
+    }
+
+    pub async fn buy_and_cancel(url: &str, offer: &str, buyer: &str) {
         let token = token(buyer);
         let pass = post(format!("{url}/api/v1/offers/{offer}/pass"), &token, json!({})).await;
         let body = json!({"pass": pass["pass"], "quantity": 1});
@@ -732,13 +873,10 @@ mod heavy {
         let receiver = Receiver::willing().await;
         let (mut process, mut url) = start(folder.path());
         post(format!("{url}/admin/v1/webhooks"), ADMIN_KEY, json!({"url": receiver.url()})).await;
-        let sale = post(format!("{url}/admin/v1/sales"), ADMIN_KEY, draft(1_000)).await;
-        let publish = format!("{url}/admin/v1/sales/{}/publish", sale["id"].as_str().unwrap());
-        post(publish, ADMIN_KEY, json!({})).await;
-        let offer = sale["offers"][0]["id"].as_str().unwrap();
+        let offer = open_sale(&url).await;
         for life in 0..LIVES {
             for number in 0..ORDERS {
-                buy_and_cancel(&url, offer, &format!("buyer-{life}-{number}")).await;
+                buy_and_cancel(&url, &offer, &format!("buyer-{life}-{number}")).await;
             }
             // In the middle of deliveries, so that some are sent and not written down.
             process.kill().unwrap();

@@ -32,6 +32,8 @@ operator_refusals! {
     OfDelete = NotFound WrongState InvalidRequest;
     /// Ending a thing that has no state.
     OfLift = NotFound;
+    /// Deleting a receiver of events.
+    OfRemove = NotFound InvalidRequest;
     /// Actions without a body.
     OfAction = NotFound WrongState KeyReused NotYet InvalidRequest;
     /// Making something.

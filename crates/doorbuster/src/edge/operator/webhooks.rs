@@ -6,12 +6,12 @@ use axum::extract::State;
 use http::StatusCode;
 use rules::id::{WebhookId, timed};
 use rules::wire::{
-    Code, Page, ParkedView, ReplayRequest, Replayed, WebhookChange, WebhookDraft, WebhookSecret,
-    WebhookTested, WebhookView,
+    Code, Page, ParkedView, ReceiverKind, ReplayRequest, Replayed, WebhookChange, WebhookDraft,
+    WebhookSecret, WebhookTested, WebhookView,
 };
 use serde::Deserialize;
 
-use super::refusals::{OfAll, OfCreate, OfEdit, OfLift, OfLook, OfPage, OfReplay, OfSecret};
+use super::refusals::{OfAll, OfCreate, OfEdit, OfLook, OfPage, OfRemove, OfReplay, OfSecret};
 use super::repeat::Keyed;
 use super::sales::no_content;
 use super::{Operator, OperatorBody, number_cursor, page_limit};
@@ -26,6 +26,8 @@ use crate::outbox::trial;
 
 /// How long the secret before the last change signs too, in seconds: a day to bring the new one to every receiver.
 const PREVIOUS_SECRET_S: u32 = 86_400;
+
+const BROKER_IS_SET: &str = "This is the broker of the settings. Make broker.url empty and restart first.";
 
 /// Makes a webhook. It is told of what happens from now on. The answer shows its secret, once.
 #[utoipa::path(
@@ -45,16 +47,18 @@ pub async fn create(
     let webhook = Webhook {
         no: 0,
         id: WebhookId(timed(now, rand::random())),
+        kind: ReceiverKind::Webhook,
         url: draft.url,
         types: draft.types,
         disabled: draft.disabled,
+        disabled_reason: None,
         secret: Secret::random(),
         previous: None,
         cursor: 0,
         created_at: now,
     };
     let shown =
-        WebhookSecret { webhook: view(&webhook, Standing::default()), secret: webhook.secret.reveal() };
+        WebhookSecret { webhook: view(&app, &webhook, Standing::default()), secret: webhook.secret.reveal() };
     let (ledger, answer) = (app.ledger.clone(), keyed.answer(StatusCode::CREATED, &shown));
     if !tell_couriers(&app, async move { ledger.add_webhook(webhook, answer).await }).await? {
         let detail = format!("There are {WEBHOOKS_MAX} webhooks already; delete one first.");
@@ -63,7 +67,7 @@ pub async fn create(
     Ok(json(StatusCode::CREATED, &shown))
 }
 
-/// All webhooks, oldest first; there are at most 100.
+/// All receivers, oldest first: at most 100 webhooks, and the broker if one is set.
 #[utoipa::path(
     get, path = "/admin/v1/webhooks", tag = "operator",
     responses((status = 200, body = Page<WebhookView>), OfAll), security(("admin_key" = []))
@@ -71,7 +75,7 @@ pub async fn create(
 pub async fn list(_: Operator, State(app): State<Arc<App>>) -> Answer {
     let mut items = Vec::new();
     for webhook in app.ledger.webhooks().await? {
-        items.push(view(&webhook, app.ledger.webhook_standing(webhook.no).await?));
+        items.push(view(&app, &webhook, app.ledger.webhook_standing(webhook.no).await?));
     }
     Ok(json(StatusCode::OK, &Page { items, next_cursor: None }))
 }
@@ -99,17 +103,27 @@ pub async fn change(
     OperatorBody(WebhookChange { url, types, disabled }): OperatorBody<WebhookChange>,
 ) -> Answer {
     check(&app, url.as_deref(), types.as_deref())?;
+    if url.is_some() || types.is_some() {
+        let field = if url.is_some() { "url" } else { "types" };
+        webhook_only(known(app.ledger.webhook(id).await?)?.kind, field)?;
+    }
     let (ledger, edit) = (app.ledger.clone(), WebhookEdit { url, types, disabled });
     let webhook = known(tell_couriers(&app, async move { ledger.edit_webhook(id, edit).await }).await?)?;
     Ok(json(StatusCode::OK, &standing_view(&app, &webhook).await?))
 }
 
-/// Deletes a webhook and forgets all that waits for it.
+/// Deletes a webhook and forgets all that waits for it. A broker can be deleted once it is no longer set.
 #[utoipa::path(
     delete, path = "/admin/v1/webhooks/{webhook}", tag = "operator", params(("webhook" = WebhookId, Path)),
-    responses((status = 204), OfLift), security(("admin_key" = []))
+    responses((status = 204), OfRemove), security(("admin_key" = []))
 )]
 pub async fn delete(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<WebhookId>) -> Answer {
+    if let Some(webhook) = app.ledger.webhook(id).await?
+        && webhook.kind == ReceiverKind::Broker
+        && app.dispatch.broker().is_some()
+    {
+        return Err(Refusal::detail(Code::InvalidRequest, BROKER_IS_SET));
+    }
     let ledger = app.ledger.clone();
     let deleted = tell_couriers(&app, async move { ledger.delete_webhook(id).await }).await?;
     if deleted { Ok(no_content()) } else { Err(Refusal::new(Code::NotFound)) }
@@ -125,6 +139,7 @@ pub async fn change_secret(
     State(app): State<Arc<App>>,
     IdPath(id): IdPath<WebhookId>,
 ) -> Answer {
+    webhook_only(known(app.ledger.webhook(id).await?)?.kind, "secret")?;
     let (secret, until) = (Secret::random(), app.clock.now().plus_s(PREVIOUS_SECRET_S));
     let ledger = app.ledger.clone();
     let changing = async move { ledger.change_webhook_secret(id, secret, until).await };
@@ -229,20 +244,36 @@ fn check(app: &App, url: Option<&str>, types: Option<&[String]>) -> Result<(), R
 }
 
 async fn standing_view(app: &App, webhook: &Webhook) -> Result<WebhookView, Refusal> {
-    Ok(view(webhook, app.ledger.webhook_standing(webhook.no).await?))
+    Ok(view(app, webhook, app.ledger.webhook_standing(webhook.no).await?))
 }
 
-fn view(webhook: &Webhook, standing: Standing) -> WebhookView {
+/// A broker has no secret of ours, and its address and types are settings.
+fn webhook_only(kind: ReceiverKind, field: &'static str) -> Result<(), Refusal> {
+    match kind {
+        ReceiverKind::Webhook => Ok(()),
+        ReceiverKind::Broker => Err(Refusal::field(
+            field,
+            "cannot be changed here: the settings broker.* say how the broker is used",
+        )),
+    }
+}
+
+fn view(app: &App, webhook: &Webhook, standing: Standing) -> WebhookView {
+    let broker = app.dispatch.broker().filter(|_| webhook.kind == ReceiverKind::Broker);
     WebhookView {
         id: webhook.id,
+        kind: webhook.kind,
         url: webhook.url.clone(),
         types: webhook.types.clone(),
         disabled: webhook.disabled,
+        disabled_reason: webhook.disabled_reason.clone(),
+        connected: broker.map(|broker| broker.is_connected()),
         created_at: webhook.created_at,
         previous_secret_until: webhook.previous.as_ref().map(|(_, until)| *until),
         waiting: standing.waiting,
         parked: standing.parked,
         behind_since: standing.oldest,
-        last_problem: standing.last_problem,
+        last_problem: broker.and_then(|broker| broker.problem()).or(standing.last_problem),
+        dropped: standing.dropped,
     }
 }

@@ -4,7 +4,9 @@
 //! Reading `event_no > cursor` loses nothing here: one thread writes, so numbers become visible in their order. A
 //! ledger with several writers must not copy this without a horizon.
 
-use rules::id::{EventId, OfferId, OrderId, SaleId};
+use std::collections::{BTreeMap, BTreeSet};
+
+use rules::id::{EventId, OfferId, OrderId, SaleId, WebhookId};
 use rules::money::{Currency, Money};
 use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
@@ -101,6 +103,14 @@ pub enum Fate {
     },
 }
 
+/// What [`SqliteLedger::drop_old_events`] dropped.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    pub events: usize,
+    /// Who lost how many of them: events that waited, were parked, or were not even looked at.
+    pub lost: Vec<(WebhookId, u64)>,
+}
+
 /// What a courier writes down in one go.
 #[derive(Clone, Debug)]
 pub struct Settlement {
@@ -161,23 +171,106 @@ impl SqliteLedger {
         self.transact(Urgency::Clerk, move |transaction| settle(transaction, &settlement, now)).await
     }
 
-    /// Drops events from before `before`, a bounded number at once; answers how many. What a webhook lacks of them is
-    /// dropped with them. The newest event stays, because its number must not come again.
-    pub async fn drop_old_events(&self, before: UnixMs) -> LedgerResult<usize> {
-        self.transact(Urgency::Clerk, move |transaction| {
-            let dropped = transaction.execute(
-                "delete from events where at < ?1 and event_no < (select max(event_no) from events)
-                 and event_no in (select event_no from events order by event_no limit ?2)",
-                params![before.0, DROPPED_AT_ONCE],
-            )?;
-            if dropped > 0 {
-                let gone = "select 1 from events where events.event_no = deliveries.event_no";
-                transaction.execute(&format!("delete from deliveries where not exists ({gone})"), [])?;
-            }
-            Ok(dropped)
-        })
-        .await
+    /// Drops events from before `before`, a bounded number at once. What a webhook lacks of them is dropped with them,
+    /// counted in its standing and named in the answer. `wants`: whether a webhook with these types is told of this
+    /// one. The newest event stays, because its number must not come again.
+    pub async fn drop_old_events(
+        &self,
+        before: UnixMs,
+        now: UnixMs,
+        wants: impl Fn(&[String], &str) -> bool + Send + 'static,
+    ) -> LedgerResult<Dropped> {
+        self.transact(Urgency::Clerk, move |transaction| Ok(drop_old(transaction, before, now, wants)?)).await
     }
+}
+
+/// The oldest events, as far as they are older than `?1`.
+fn doomed() -> String {
+    format!(
+        "select event_no from (select event_no, at from events order by event_no limit {DROPPED_AT_ONCE})
+         where at < ?1 and event_no < (select max(event_no) from events)"
+    )
+}
+
+fn drop_old(
+    transaction: &Transaction<'_>,
+    before: UnixMs,
+    now: UnixMs,
+    wants: impl Fn(&[String], &str) -> bool,
+) -> rusqlite::Result<Dropped> {
+    let last: Option<i64> = transaction
+        .prepare_cached(&format!("select max(event_no) from ({})", doomed()))?
+        .query_row([before.0], |row| row.get(0))?;
+    let Some(last) = last else { return Ok(Dropped::default()) };
+    let mut lost: BTreeMap<i64, u64> = BTreeMap::new();
+    for (webhook_no, count) in unseen(transaction, before, last, wants)? {
+        *lost.entry(webhook_no).or_default() += count;
+    }
+    for webhook_no in drop_deliveries(transaction, before, now)? {
+        *lost.entry(webhook_no).or_default() += 1;
+    }
+    let events =
+        transaction.execute(&format!("delete from events where event_no in ({})", doomed()), [before.0])?;
+    let mut named = Vec::new();
+    for (webhook_no, count) in lost.into_iter().filter(|(_, count)| *count > 0) {
+        let id = transaction
+            .prepare_cached(
+                "update webhooks set dropped = dropped + ?2 where webhook_no = ?1 returning webhook_id",
+            )?
+            .query_row(params![webhook_no, signed(count)], |row| column::id(row, 0))?;
+        named.push((WebhookId(id), count));
+    }
+    Ok(Dropped { events, lost: named })
+}
+
+/// Who did not even look at events that are dropped, and how many of these it would have been told of.
+fn unseen(
+    transaction: &Transaction<'_>,
+    before: UnixMs,
+    last: i64,
+    wants: impl Fn(&[String], &str) -> bool,
+) -> rusqlite::Result<Vec<(i64, u64)>> {
+    let mut behind =
+        transaction.prepare_cached("select webhook_no, types from webhooks where cursor < ?1")?;
+    let behind = behind.query_map([last], |row| {
+        let types: Vec<String> = column::word(row, 1, |text| serde_json::from_str(text).ok())?;
+        Ok((row.get(0)?, types))
+    })?;
+    let mut count = transaction.prepare_cached(&format!(
+        "select e.type, count(*) from events e left join sales s on s.sale_no = e.sale_no
+         where e.event_no in ({}) and e.event_no > (select cursor from webhooks where webhook_no = ?2)
+         and coalesce(e.sale_no is null or s.rehearsal = 0, 0)
+         and not exists (select 1 from deliveries d where d.webhook_no = ?2 and d.event_no = e.event_no)
+         group by e.type",
+        doomed()
+    ))?;
+    let mut found = Vec::new();
+    for webhook in behind {
+        let (webhook_no, types): (i64, Vec<String>) = webhook?;
+        let mut rows = count.query(params![before.0, webhook_no])?;
+        while let Some(row) = rows.next()? {
+            if wants(&types, row.get_ref(0)?.as_str()?) {
+                found.push((webhook_no, column::number(row, 1)?));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Drops deliveries of events that are about to be dropped; answers whose they were, one by one. What stood behind
+/// them is due now.
+fn drop_deliveries(transaction: &Transaction<'_>, before: UnixMs, now: UnixMs) -> rusqlite::Result<Vec<i64>> {
+    let dropped: Vec<(i64, i64)> = transaction
+        .prepare_cached(&format!(
+            "delete from deliveries where event_no in ({}) returning webhook_no, track",
+            doomed()
+        ))?
+        .query_map([before.0], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<Result<_, _>>()?;
+    for (webhook_no, track) in dropped.iter().copied().collect::<BTreeSet<_>>() {
+        set_head(transaction, webhook_no, track, now)?;
+    }
+    Ok(dropped.into_iter().map(|(webhook_no, _)| webhook_no).collect())
 }
 
 pub(super) fn newest(connection: &Connection) -> rusqlite::Result<u64> {
@@ -321,7 +414,8 @@ fn write_fate(
     transaction
         .prepare_cached(
             "insert or replace into deliveries (webhook_no, event_no, track, state, attempts, since, due_at, problem)
-             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+             -- An event that was dropped meanwhile cannot be tried again.
+             select ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 where exists (select 1 from events where event_no = ?2)",
         )?
         .execute(params![webhook_no, event_no, settled.track, state, attempts, since.0, due_at, problem])?;
     Ok(())

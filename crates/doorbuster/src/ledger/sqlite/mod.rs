@@ -30,7 +30,7 @@ mod turns;
 mod webhooks;
 
 pub use buyers::Answer;
-pub use events::{Event, Fate, Outgoing, Past, Settled, Settlement, Taken};
+pub use events::{Dropped, Event, Fate, Outgoing, Past, Settled, Settlement, Taken};
 pub use orders::Remembered;
 pub use sales::OfferRow;
 pub use tail::EventPage;
@@ -57,6 +57,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0004_webhooks.sql"),
     include_str!("../../../migrations/sqlite/0005_outages.sql"),
     include_str!("../../../migrations/sqlite/0006_marks.sql"),
+    include_str!("../../../migrations/sqlite/0007_broker.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.

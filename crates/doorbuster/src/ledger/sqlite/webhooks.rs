@@ -2,6 +2,7 @@
 
 use rules::id::{EventId, WebhookId};
 use rules::time::UnixMs;
+use rules::wire::ReceiverKind;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
 use super::buyers::remember;
@@ -14,7 +15,10 @@ use crate::outbox::signature::Secret;
 pub const WEBHOOKS_MAX: u32 = 100;
 
 const COLUMNS: &str = "webhook_no, webhook_id, url, types, disabled, secret, previous_secret,
-    previous_secret_until, cursor, created_at";
+    previous_secret_until, cursor, created_at, kind, disabled_reason";
+
+/// Why a broker is disabled that is no longer set.
+const NO_BROKER: &str = "broker.url is not set";
 
 /// A receiver of events.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,10 +26,14 @@ pub struct Webhook {
     /// Given by the ledger; 0 before.
     pub no: u64,
     pub id: WebhookId,
+    pub kind: ReceiverKind,
+    /// Of a broker: to be shown only.
     pub url: String,
     /// Empty: all.
     pub types: Vec<String>,
     pub disabled: bool,
+    /// Why we disabled it; none when an operator did.
+    pub disabled_reason: Option<String>,
     pub secret: Secret,
     /// Also signs, until then.
     pub previous: Option<(Secret, UnixMs)>,
@@ -50,6 +58,8 @@ pub struct Standing {
     /// When the oldest event happened that it lacks and that is not parked.
     pub oldest: Option<UnixMs>,
     pub last_problem: Option<String>,
+    /// Events that became too old before it had them.
+    pub dropped: u64,
 }
 
 /// A delivery that was given up.
@@ -68,7 +78,10 @@ impl SqliteLedger {
     /// events from now on.
     pub async fn add_webhook(&self, webhook: Webhook, answer: Option<KeyedAnswer>) -> LedgerResult<bool> {
         self.transact(Urgency::Settle, move |transaction| {
-            let count: u32 = transaction.query_row("select count(*) from webhooks", [], |row| row.get(0))?;
+            let count: u32 =
+                transaction.query_row("select count(*) from webhooks where kind = 'webhook'", [], |row| {
+                    row.get(0)
+                })?;
             if count >= WEBHOOKS_MAX {
                 return Ok(false);
             }
@@ -113,10 +126,62 @@ impl SqliteLedger {
         self.transact(Urgency::Settle, move |transaction| {
             transaction.execute(
                 "update webhooks set url = coalesce(?2, url), types = coalesce(?3, types),
-                     disabled = coalesce(?4, disabled) where webhook_id = ?1",
+                     disabled = coalesce(?4, disabled),
+                     disabled_reason = iif(?4 is null, disabled_reason, null) where webhook_id = ?1",
                 params![id.to_bytes(), edit.url, edit.types.as_deref().map(types_text), edit.disabled],
             )?;
             Ok(find(transaction, id)?)
+        })
+        .await
+    }
+
+    /// Tells a webhook no more until somebody enables it, and why; `false` when it is disabled, gone, or has another
+    /// address than the one that this is about.
+    pub async fn disable_webhook(&self, webhook_no: u64, url: String, reason: String) -> LedgerResult<bool> {
+        self.transact(Urgency::Settle, move |transaction| {
+            let disabled = transaction.execute(
+                "update webhooks set disabled = 1, disabled_reason = ?3
+                 where webhook_no = ?1 and url = ?2 and disabled = 0",
+                params![signed(webhook_no), url, reason],
+            )?;
+            Ok(disabled == 1)
+        })
+        .await
+    }
+
+    /// Keeps the one broker as the settings have it, `url` as it may be shown. A new one is told of events from now
+    /// on. `None`: no broker is set; one that was goes on lacking events until it is deleted. Again is harmless.
+    pub async fn keep_broker(
+        &self,
+        broker: Option<(String, Vec<String>)>,
+        new_id: WebhookId,
+        now: UnixMs,
+    ) -> LedgerResult<()> {
+        self.transact(Urgency::Settle, move |transaction| {
+            let Some((url, types)) = broker else {
+                transaction.execute(
+                    "update webhooks set disabled = 1, disabled_reason = ?1
+                     where kind = 'broker' and disabled = 0",
+                    [NO_BROKER],
+                )?;
+                return Ok(());
+            };
+            transaction.execute(
+                "insert into webhooks (webhook_id, kind, url, types, disabled, secret, cursor, created_at)
+                 values (?1, 'broker', ?2, ?3, 0, x'', ?4, ?5)
+                 on conflict (kind) where kind = 'broker' do update set url = ?2, types = ?3,
+                     disabled = iif(disabled_reason = ?6, 0, disabled),
+                     disabled_reason = nullif(disabled_reason, ?6)",
+                params![
+                    new_id.to_bytes(),
+                    url,
+                    types_text(&types),
+                    signed(newest(transaction)?),
+                    now.0,
+                    NO_BROKER
+                ],
+            )?;
+            Ok(())
         })
         .await
     }
@@ -230,6 +295,12 @@ fn read_webhook(row: &Row<'_>) -> rusqlite::Result<Webhook> {
         previous: previous.map(Secret::from_bytes).zip(column::time_option(row, 7)?),
         cursor: column::number(row, 8)?,
         created_at: column::time(row, 9)?,
+        kind: column::word(row, 10, |text| match text {
+            "webhook" => Some(ReceiverKind::Webhook),
+            "broker" => Some(ReceiverKind::Broker),
+            _ => None,
+        })?,
+        disabled_reason: row.get(11)?,
     })
 }
 
@@ -283,5 +354,8 @@ fn read_standing(connection: &Connection, webhook_no: i64) -> rusqlite::Result<S
         )?
         .query_row([webhook_no], |row| row.get(0))
         .optional()?;
-    Ok(Standing { waiting: count("waiting")?, parked: count("parked")?, oldest, last_problem })
+    let dropped = connection
+        .prepare_cached("select coalesce(sum(dropped), 0) from webhooks where webhook_no = ?1")?
+        .query_row([webhook_no], |row| column::number(row, 0))?;
+    Ok(Standing { waiting: count("waiting")?, parked: count("parked")?, oldest, last_problem, dropped })
 }
