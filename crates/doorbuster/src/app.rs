@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::auditor::{self, Auditor};
 use crate::catalogue::{Catalogue, is_public};
 use crate::clock::Clock;
 use crate::config::Settings;
@@ -34,7 +35,7 @@ use crate::queue::{Claim, Journal, Journaled, Unrecorded};
 use crate::telemetry::Metrics;
 
 /// The journal's file in the data folder.
-const JOURNAL_FILE: &str = "journal.db";
+pub(crate) const JOURNAL_FILE: &str = "journal.db";
 
 /// How often the housekeeper looks around.
 const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(1);
@@ -58,6 +59,7 @@ pub struct App {
     pub challenges: Challenges,
     pub images: Images,
     pub dispatch: Dispatch,
+    pub auditor: Auditor,
     /// Tries per buyer.
     pub buyer_rate: Buckets,
     /// Requests per address that carry neither a valid pass nor a valid token.
@@ -195,7 +197,7 @@ pub async fn migrate(settings: &Settings) -> anyhow::Result<Migrated> {
 }
 
 /// One process per data folder: two gates on one ledger would sell everything twice.
-fn lock_data_dir(data_dir: &Path) -> anyhow::Result<File> {
+pub(crate) fn lock_data_dir(data_dir: &Path) -> anyhow::Result<File> {
     std::fs::create_dir_all(data_dir)
         .with_context(|| format!("cannot make the data folder {}", data_dir.display()))?;
     let path = data_dir.join("lock");
@@ -270,6 +272,7 @@ pub async fn open(
         challenges: Challenges::new(&settings.challenge, &pass_secret, clock.clone())?,
         images: Images::new(&settings, ledger.image_copies().await?)?,
         dispatch: Dispatch::new(&settings)?,
+        auditor: Auditor::new(clock.now()),
         buyer_rate: Buckets::new(limits.per_buyer_per_s, limits.per_buyer_burst, limits.limiter_keys),
         address_rate: Buckets::new(limits.per_ip_per_s, limits.per_ip_burst, limits.limiter_keys),
         in_flight: InFlight::new(limits.in_flight, limits.waiters, limits.reserve),
@@ -377,6 +380,7 @@ fn start_housekeeping(app: &Arc<App>) {
     let keeper = Arc::clone(app);
     app.tasks.spawn(async move { keeper.challenges.keep_pictures_ready(keeper.shutdown.clone()).await });
     app.tasks.spawn(dispatch::run(Arc::clone(app)));
+    app.tasks.spawn(auditor::watch::run(Arc::clone(app)));
 }
 
 async fn keep_house(app: &Arc<App>) {

@@ -30,6 +30,9 @@ pub mod outbox;
 /// What buyers and operators do to orders and sales.
 pub mod desk;
 
+/// Who compares all of it.
+pub mod auditor;
+
 /// The composition root.
 pub mod app;
 

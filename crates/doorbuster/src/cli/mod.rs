@@ -23,6 +23,7 @@ mod reach;
 /// Money and tables for people.
 mod table;
 
+mod audit;
 mod completions;
 mod config;
 mod demo;
@@ -58,6 +59,7 @@ enum Command {
     Serve(serve::Serve),
     Sale(sale::Sale),
     Preheat(preheat::Preheat),
+    Audit(audit::Audit),
     Migrate(migrate::Migrate),
     Config(config::Config),
     #[command(name = "openapi")]
@@ -87,6 +89,7 @@ pub async fn run(cli: Cli) -> ExitCode {
         Command::Serve(command) => command.run().await,
         Command::Sale(command) => command.run().await,
         Command::Preheat(command) => command.run().await,
+        Command::Audit(command) => command.run().await,
         Command::Migrate(command) => command.run().await,
         Command::Config(command) => command.run(),
         Command::OpenApi(command) => command.run(),

@@ -46,6 +46,7 @@ pub struct Settings {
     pub storefront: StorefrontSettings,
     pub images: ImagesSettings,
     pub webhooks: WebhooksSettings,
+    pub audit: AuditSettings,
     pub telemetry: TelemetrySettings,
 }
 
@@ -210,6 +211,19 @@ pub struct WebhooksSettings {
     pub private_addresses: bool,
     #[serde(with = "unset_when_empty")]
     pub ca_file: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AuditSettings {
+    /// 0 = only when asked.
+    pub every_s: u32,
+    pub after_s: u32,
+    pub apart_ms: u32,
+    pub queued_s: u32,
+    pub unpaid_s: u32,
+    pub captured_s: u32,
+    pub refund_s: u32,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]

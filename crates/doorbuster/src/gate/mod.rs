@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 use crate::queue::reply::Reply;
 use crate::queue::{Claim, JournalHandle, Unrecorded};
 
-pub use memory::{Decision, Grant, MemoryGate, OfferGate, Outcome, Seed, SeedOrder, Try};
+pub use memory::{Decision, Grant, Held, MemoryGate, OfferGate, Outcome, Seed, SeedOrder, Try, Weight};
 pub use room::{Permit, Room};
 pub use roster::Roster;
 

@@ -39,6 +39,7 @@ pub struct Metrics {
     pub orders: Arc<Counts<OrderOutcome>>,
     pub pushes: Arc<Counts<PushOutcome>>,
     pub deliveries: Arc<Counts<Delivery>>,
+    pub audits: Arc<Counts<AuditOutcome>>,
     /// Embedded, the ledger never refuses what the gate granted. Anything but zero is a defect.
     pub ledger_refusals: Counter,
     /// Journal commits that did not happen, and whose buyers were told so: a full disk, mostly.
@@ -56,11 +57,16 @@ pub struct Metrics {
     pub deliveries_parked: Gauge,
     pub deliveries_lag_seconds: Gauge,
     pub webhooks_resting: Gauge,
+    pub audit_findings: Gauge,
+    pub audit_last_clean_timestamp_seconds: Gauge,
     pub journal_batch_claims: Histogram,
     pub journal_commit_seconds: Histogram,
     pub clerk_batch_claims: Histogram,
     pub clerk_commit_seconds: Histogram,
     pub clerk_lag_seconds: Histogram,
+    pub audit_seconds: Histogram,
+    /// How long an audit kept a lock of the gate.
+    pub audit_gate_hold_seconds: Histogram,
 }
 
 impl Default for Metrics {
@@ -97,6 +103,7 @@ impl Metrics {
                 "deliveries",
                 "Attempts to deliver events to webhooks, and events given up",
             ),
+            audits: counts(r, "audits", "Audits made, by outcome"),
             ledger_refusals: with(
                 r,
                 "ledger_refusals",
@@ -146,6 +153,16 @@ impl Metrics {
                 "webhooks_resting",
                 "Webhooks that keep failing and are left alone now",
             ),
+            audit_findings: gauge(
+                r,
+                "audit_findings",
+                "Discrepancies that the last audit of everything found and did not mend: must be zero",
+            ),
+            audit_last_clean_timestamp_seconds: gauge(
+                r,
+                "audit_last_clean_timestamp_seconds",
+                "When the last audit of everything was clean, in seconds since 1970; 0 = not since the start",
+            ),
             journal_batch_claims: with(r, "journal_batch_claims", "Claims per journal commit", claims()),
             journal_commit_seconds: with(r, "journal_commit_seconds", "Time of a journal commit", seconds()),
             clerk_batch_claims: with(r, "clerk_batch_claims", "Claims per ledger transaction", claims()),
@@ -155,6 +172,13 @@ impl Metrics {
                 "clerk_lag_seconds",
                 "From a claim's grant to its order in the ledger, oldest of each batch",
                 seconds(),
+            ),
+            audit_seconds: with(r, "audit_seconds", "Time of an audit", seconds()),
+            audit_gate_hold_seconds: with(
+                r,
+                "audit_gate_hold_seconds",
+                "Longest time that an audit locked a piece of the gate; a try of one of its buyers waits so long at most",
+                short_seconds(),
             ),
             registry: all,
         }
@@ -256,6 +280,8 @@ label! {
     Delivery, "outcome":
     Delivered = "delivered", Failed = "failed", Parked = "parked",
 }
+
+label! { AuditOutcome, "outcome": Clean = "clean", Findings = "findings", Failed = "failed" }
 
 label! { PushOutcome, "outcome": Sent = "sent", Skipped = "skipped" }
 
@@ -425,6 +451,11 @@ fn claims() -> Histogram {
 /// 0.1 ms to 26 s: from a commit without a sync to a disk that has stalled.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.0001, 2.0, 19))
+}
+
+/// 1 us to 0.5 s: locks.
+fn short_seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_001, 2.0, 19))
 }
 
 #[cfg(test)]

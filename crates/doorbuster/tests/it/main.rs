@@ -71,6 +71,9 @@ mod images;
 /// Events on their way to the shop.
 mod webhooks;
 
+/// Planted discrepancies, and audits beside a storm.
+mod audit;
+
 /// The receiver that shops may begin with.
 #[expect(dead_code, reason = "its main is for the command line")]
 #[path = "../../../../examples/receiver.rs"]

@@ -27,8 +27,8 @@ mod heavy {
 
     /// Calls with rules that no JSON schema can say, so that a fitting body may still be told `422`: times in their
     /// order or ahead of now, two prices in one currency that exists, a stock that two numbers make, a length in bytes,
-    /// a quantity that each offer limits by itself.
-    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 13] = [
+    /// a quantity that each offer limits by itself, a sale that must exist.
+    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 14] = [
         ("POST", "/admin/v1/sales"),
         ("PATCH", "/admin/v1/sales/{sale}"),
         ("POST", "/admin/v1/sales/{sale}/offers"),
@@ -38,6 +38,7 @@ mod heavy {
         ("POST", "/admin/v1/webhooks"),
         ("PATCH", "/admin/v1/webhooks/{webhook}"),
         ("POST", "/admin/v1/webhooks/{webhook}/replay"),
+        ("POST", "/admin/v1/audit"),
         ("GET", "/admin/v1/orders"),
         ("GET", "/admin/v1/orders/export.csv"),
         ("POST", "/api/v1/demo/login"),
@@ -45,7 +46,7 @@ mod heavy {
     ];
 
     /// Where a generated value is often replaced by one that names something.
-    const NAMES: [(&str, &str); 11] = [
+    const NAMES: [(&str, &str); 14] = [
         ("path.sale", "sales"),
         ("path.offer", "offers"),
         ("path.id", "orders"),
@@ -57,6 +58,9 @@ mod heavy {
         ("query.order", "orders"),
         ("query.buyer", "buyers"),
         ("body.pass", "passes"),
+        ("path.audit", "audits"),
+        ("body.sale_id", "sales"),
+        ("body.offer_id", "offers"),
     ];
 
     #[tokio::test(flavor = "multi_thread")]
@@ -138,7 +142,7 @@ mod heavy {
     }
 
     /// Sales in several states, with an order, a pass that was used and one that was not.
-    async fn names(app: &TestApp) -> [(&'static str, Vec<String>); 6] {
+    async fn names(app: &TestApp) -> [(&'static str, Vec<String>); 7] {
         let with = |mut draft: Value, field: &str, value: &str| {
             draft[field] = json!(value);
             draft
@@ -161,6 +165,7 @@ mod heavy {
         // Disabled: the fuzzer is after our answers, not after a stranger's server.
         let hook = json!({"url": "https://shop.example/hooks", "disabled": true});
         let webhook = app.operate("POST", "/admin/v1/webhooks", Some(&hook), 201).await;
+        let audit = app.operate("POST", "/admin/v1/audit", Some(&json!({})), 200).await;
         sales.insert(0, open);
         [
             ("sales", sales.iter().map(|sale| sale.id.clone()).collect()),
@@ -169,6 +174,7 @@ mod heavy {
             ("buyers", vec!["ann".to_owned(), "ben".to_owned()]),
             ("passes", vec![used, unused]),
             ("webhooks", vec![id_of(&webhook)]),
+            ("audits", vec![id_of(&audit)]),
         ]
     }
 }

@@ -1,6 +1,8 @@
 //! The SQLite ledger: one thread writes, a few connections read. Settles go first, those that wait together share one
 //! commit; the clerk's batches wait for them.
 
+mod audit;
+
 mod buyers;
 
 mod deadlines;
@@ -46,6 +48,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0002_image_copies.sql"),
     include_str!("../../../migrations/sqlite/0003_money.sql"),
     include_str!("../../../migrations/sqlite/0004_webhooks.sql"),
+    include_str!("../../../migrations/sqlite/0008_audits.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.

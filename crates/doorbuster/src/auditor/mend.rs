@@ -1,0 +1,176 @@
+//! Mending what an audit found, by verbs that look again before they act: twice is harmless, and so is whatever happened
+//! since the audit looked. What is not proven safe is left to a person.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rules::audit::Mending;
+use rules::id::{OfferId, OrderId, PaymentId};
+use rules::payment::State as PaymentState;
+
+use crate::app::App;
+use crate::gate::SeedOrder;
+use crate::ledger::audit::{Doubt, Recounted, Remedy, Still};
+use crate::ledger::money::{Absent, Settled};
+use crate::ledger::{Changed, LedgerResult};
+
+/// How long a repair waits for an empty queue.
+const DRAINED_WITHIN: Duration = Duration::from_secs(3);
+const DRAINED_EVERY: Duration = Duration::from_millis(20);
+
+impl App {
+    /// Mends what can be mended; answers the keys of what is right now. Orders come before units: an order that the gate
+    /// learns of, or forgets, moves its units with it.
+    pub(super) async fn mend_all(self: &Arc<Self>, doubts: &[Doubt]) -> HashSet<String> {
+        let mut mended = HashSet::new();
+        let is_level = |doubt: &&Doubt| doubt.kind.mending() == Mending::Level;
+        for doubt in doubts.iter().filter(|doubt| !is_level(doubt)).chain(doubts.iter().filter(is_level)) {
+            match self.mend(&doubt.remedy).await {
+                Ok(true) => {
+                    tracing::warn!(kind = %doubt.kind, about = doubt.about, "an audit mended this");
+                    mended.insert(doubt.key());
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::error!(kind = %doubt.kind, about = doubt.about, %error, "an audit could not mend this");
+                }
+            }
+        }
+        mended
+    }
+
+    /// `true` when it is right now, whoever made it so.
+    async fn mend(self: &Arc<Self>, remedy: &Remedy) -> LedgerResult<bool> {
+        let now = self.clock.now();
+        match remedy {
+            Remedy::None => Ok(false),
+            Remedy::Recount(offer) => Ok(self.ledger.recount(*offer, now).await? == Recounted::Right),
+            Remedy::Level(offer) => self.level(*offer).await,
+            Remedy::Release { offer, order, .. } => self.release_ended(*offer, *order).await,
+            Remedy::Forget { offer, order } => self.forget(*offer, *order).await,
+            Remedy::Seed { offer, order } => self.seed_live(*offer, *order).await,
+            Remedy::Preheat(sale) => Ok(matches!(self.preheat_sale(*sale).await?, Changed::Done(_))),
+            Remedy::Settle(payment) => self.decide(*payment).await,
+            Remedy::Lift { buyer, strike } => {
+                self.ledger.lift_strike(buyer.clone(), *strike, now).await?;
+                Ok(true)
+            }
+            Remedy::HoldBack(webhook) => {
+                self.ledger.hold_back_webhook(*webhook).await?;
+                self.dispatch.changed();
+                Ok(true)
+            }
+            Remedy::Drop(webhook) => {
+                self.ledger.drop_deliveries_without_event(*webhook).await?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// The gate's units become what the ledger's stock and the held orders leave, while both stand still.
+    async fn level(&self, offer: OfferId) -> LedgerResult<bool> {
+        let _turn = self.operator_turn.lock().await;
+        let gate = Arc::clone(&self.gate.memory);
+        self.ledger
+            .stand_still(vec![offer], move |stock, leaving| {
+                let (Some(known), Some(stock)) = (gate.offer(offer), stock.get(&offer)) else { return false };
+                gate.level(&known, *stock, &leaving);
+                gate.weigh(&[&known], &leaving).first().is_some_and(|weight| weight.lacks(*stock) == 0)
+            })
+            .await
+    }
+
+    /// Releases an order that has ended, unless late money is looking for a unit for it: that money is in the ledger
+    /// before it asks the gate, and the ledger stands still.
+    async fn release_ended(&self, offer: OfferId, order: OrderId) -> LedgerResult<bool> {
+        let _turn = self.operator_turn.lock().await;
+        let gate = Arc::clone(&self.gate.memory);
+        self.ledger
+            .with_order_still(order, move |still| {
+                let (Some(still), Some(offer)) = (still.filter(|still| is_over(still)), gate.offer(offer))
+                else {
+                    return false;
+                };
+                gate.release(&offer, still.order.buyer.as_str(), order);
+                // Units that do not come back to the shelf have left the stock: the gate gives them up again.
+                gate.level(&offer, still.stock, &still.leaving);
+                gate.live_order(&offer, still.order.buyer.as_str()) != Some(order)
+            })
+            .await
+    }
+
+    /// Tells the gate of a live order, and takes its units from the free ones if they are among them.
+    async fn seed_live(&self, offer: OfferId, order: OrderId) -> LedgerResult<bool> {
+        let _turn = self.operator_turn.lock().await;
+        let gate = Arc::clone(&self.gate.memory);
+        self.ledger
+            .with_order_still(order, move |still| {
+                let live = still.filter(|still| still.order.status.holds_units);
+                let (Some(Still { order, stock, leaving, .. }), Some(offer)) = (live, gate.offer(offer))
+                else {
+                    return false;
+                };
+                let buyer = order.buyer.as_str();
+                match gate.live_order(&offer, buyer) {
+                    Some(known) => return known == order.id,
+                    None => gate.seed_order(
+                        &offer,
+                        &SeedOrder {
+                            buyer,
+                            order: order.id,
+                            quantity: order.quantity,
+                            pass_expires_at: order.pass_expires_at,
+                            live: true,
+                        },
+                    ),
+                }
+                gate.level(&offer, stock, &leaving);
+                true
+            })
+            .await
+    }
+
+    /// Frees the units of a claim that nobody will record. Only with an empty queue: then the journal holds nothing
+    /// either that a restart would bring back.
+    async fn forget(&self, offer: OfferId, order: OrderId) -> LedgerResult<bool> {
+        let began = self.clock.instant();
+        while self.gate.memory.room().taken() > 0 {
+            if began.elapsed() > DRAINED_WITHIN {
+                return Ok(false);
+            }
+            tokio::time::sleep(DRAINED_EVERY).await;
+        }
+        let _turn = self.operator_turn.lock().await;
+        let gate = self.gate.clone();
+        self.ledger
+            .with_order_still(order, move |still| {
+                let nobodys = still.is_none()
+                    && gate.unrecorded.get(order).is_none()
+                    && gate.memory.room().taken() == 0;
+                let Some(offer) = gate.memory.offer(offer).filter(|_| nobodys) else { return false };
+                gate.memory.forget(&offer, order);
+                true
+            })
+            .await
+    }
+
+    /// Decides a capture with what is known by now. One that needs a unit, or an order that may still come, is left to
+    /// its worker.
+    async fn decide(&self, payment: PaymentId) -> LedgerResult<bool> {
+        match self.ledger.settle_capture(payment, Absent::MayCome, self.clock.now()).await? {
+            Settled::Applied { order, .. } => {
+                self.hub.publish(&order.buyer, &Arc::new(order.view()));
+                Ok(true)
+            }
+            Settled::RefundDue { .. } | Settled::Duplicate => Ok(true),
+            Settled::ReviveNeeded { .. } | Settled::Wait | Settled::NotFound => Ok(false),
+        }
+    }
+}
+
+/// Whether an order has let go of its units for good, as far as anybody knows.
+fn is_over(still: &Still) -> bool {
+    let undecided = still.payments.iter().any(|payment| payment.status.state == PaymentState::Captured);
+    !still.order.status.holds_units && !undecided
+}
