@@ -176,7 +176,9 @@ mod tests {
             at += 1;
         }
         let reasons = order::Reason::ALL.into_iter().map(Some).chain([None]);
-        for (state, reason) in order::State::ALL.into_iter().flat_map(|s| reasons.clone().map(move |r| (s, r))) {
+        for (state, reason) in
+            order::State::ALL.into_iter().flat_map(|s| reasons.clone().map(move |r| (s, r)))
+        {
             for holds_units in [true, false] {
                 let status = order::Status { state, reason, holds_units };
                 assert_eq!(fits(status), reached.contains(&status), "{status:?}");

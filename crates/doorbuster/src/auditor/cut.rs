@@ -128,7 +128,8 @@ impl Compared {
             }
             None if order.status.holds_units => {
                 let remedy = Remedy::Seed { offer: offer.gate.offer, order: order.id };
-                let doubt = doubt(Kind::GateMissingOrder, order.quantity).with("buyer", order.buyer);
+                let doubt = doubt(Kind::GateMissingOrder, order.quantity).about("seq", order.seq);
+                let doubt = doubt.with("buyer", order.buyer);
                 self.doubts.push(doubt.mended_by(remedy));
             }
             None => {}
@@ -202,60 +203,51 @@ fn stuck(
     stuck.filter_map(doubt).collect()
 }
 
-impl App {
-    /// Of what two cuts agree on, what is really so: units are weighed while everything stands still, and an order for
-    /// which late money is looking for a unit is held rightly.
-    pub async fn sure(&self, doubts: Vec<Doubt>) -> LedgerResult<Vec<Doubt>> {
-        let units = |doubt: &Doubt| if doubt.kind == Kind::GateUnits { doubt.offer } else { None };
-        let doubted: Vec<OfferId> = doubts.iter().filter_map(units).collect();
-        let weighed = if doubted.is_empty() { HashMap::new() } else { self.weigh(doubted).await? };
-        let mut sure = Vec::with_capacity(doubts.len());
-        for mut doubt in doubts {
-            match (doubt.kind, &doubt.remedy) {
-                (Kind::GateUnits, _) => {
-                    let found = doubt.offer.and_then(|offer| weighed.get(&offer));
-                    let Some((stock, weight)) = found.filter(|(stock, weight)| weight.lacks(*stock) != 0)
-                    else {
-                        continue;
-                    };
-                    doubt.units = weight.lacks(*stock);
-                    doubt = doubt.with("stock", stock).with("free", weight.free).with("held", weight.held);
-                }
-                (Kind::GateEndedOrder, Remedy::Release { order, .. }) if self.revives(*order).await? => {
-                    continue;
-                }
-                _ => {}
-            }
-            sure.push(doubt);
+/// Of what two cuts agree on, what is really so: units are weighed while everything stands still, and an order for
+/// which late money is looking for a unit is held rightly.
+pub async fn sure(app: &App, doubts: Vec<Doubt>) -> LedgerResult<Vec<Doubt>> {
+    let units = |doubt: &Doubt| if doubt.kind == Kind::GateUnits { doubt.offer } else { None };
+    let doubted: Vec<OfferId> = doubts.iter().filter_map(units).collect();
+    let weighed = if doubted.is_empty() { HashMap::new() } else { weigh(app, doubted).await? };
+    let mut sure = Vec::with_capacity(doubts.len());
+    for mut doubt in doubts {
+        if let (Kind::GateEndedOrder, Remedy::Release { order, .. }) = (doubt.kind, &doubt.remedy)
+            && revives(app, *order).await?
+        {
+            continue;
         }
-        Ok(sure)
+        if doubt.kind == Kind::GateUnits {
+            let found = doubt.offer.and_then(|offer| weighed.get(&offer));
+            let Some((stock, weight)) = found.filter(|(stock, weight)| weight.lacks(*stock) != 0) else {
+                continue;
+            };
+            doubt.units = weight.lacks(*stock);
+            doubt = doubt.with("stock", stock).with("free", weight.free).with("held", weight.held);
+        }
+        sure.push(doubt);
     }
+    Ok(sure)
+}
 
-    async fn revives(&self, order: OrderId) -> LedgerResult<bool> {
-        let payments = self.ledger.payments_of(order).await?;
-        Ok(payments.iter().any(|payment| payment.status.state == PaymentState::Captured))
-    }
+async fn revives(app: &App, order: OrderId) -> LedgerResult<bool> {
+    let payments = app.ledger.payments_of(order).await?;
+    Ok(payments.iter().any(|payment| payment.status.state == PaymentState::Captured))
+}
 
-    /// The offers' stock in the ledger and units at the gate, at one instant: no stock changes, the ledger's writer
-    /// stands still, and tries that may be granted wait a moment.
-    pub(super) async fn weigh(&self, offers: Vec<OfferId>) -> LedgerResult<HashMap<OfferId, (u32, Weight)>> {
-        let _turn = self.operator_turn.lock().await;
-        let (gate, clock, metrics) =
-            (Arc::clone(&self.gate.memory), self.clock.clone(), Arc::clone(&self.metrics));
-        self.ledger
-            .stand_still(offers, move |stock, leaving| {
-                let known: Vec<(u32, Arc<OfferGate>)> =
-                    stock.iter().filter_map(|(offer, stock)| Some((*stock, gate.offer(*offer)?))).collect();
-                let gates: Vec<&OfferGate> = known.iter().map(|(_, offer)| &**offer).collect();
-                let began = clock.instant();
-                let weights = gate.weigh(&gates, &leaving);
-                metrics.audit_gate_hold_seconds.observe(began.elapsed().as_secs_f64());
-                known
-                    .iter()
-                    .zip(weights)
-                    .map(|((stock, gate), weight)| (gate.offer, (*stock, weight)))
-                    .collect()
-            })
-            .await
-    }
+/// The offers' stock in the ledger and units at the gate, at one instant: no stock changes, the ledger's writer
+/// stands still, and tries that may be granted wait a moment.
+async fn weigh(app: &App, offers: Vec<OfferId>) -> LedgerResult<HashMap<OfferId, (u32, Weight)>> {
+    let _turn = app.operator_turn.lock().await;
+    let (gate, clock, metrics) = (Arc::clone(&app.gate.memory), app.clock.clone(), Arc::clone(&app.metrics));
+    app.ledger
+        .stand_still(offers, move |stock, leaving| {
+            let known: Vec<(u32, Arc<OfferGate>)> =
+                stock.iter().filter_map(|(offer, stock)| Some((*stock, gate.offer(*offer)?))).collect();
+            let gates: Vec<&OfferGate> = known.iter().map(|(_, offer)| &**offer).collect();
+            let began = clock.instant();
+            let weights = gate.weigh(&gates, &leaving);
+            metrics.audit_gate_hold_seconds.observe(began.elapsed().as_secs_f64());
+            known.iter().zip(weights).map(|((stock, gate), weight)| (gate.offer, (*stock, weight))).collect()
+        })
+        .await
 }

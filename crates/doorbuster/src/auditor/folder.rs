@@ -91,12 +91,17 @@ async fn against_journal(
         if known.is_none() && !scope.is_all() {
             continue;
         }
-        let recorded = ledger.order(claim.order).await?.is_some() && claim.revives.is_none();
+        let order = ledger.order(claim.order).await?;
+        let needs_units = match (claim.revives, &order) {
+            (None, order) => order.is_none(),
+            // Late money: dealt with as soon as its order has moved on.
+            (Some(revive), order) => order.as_ref().is_none_or(|order| order.seq == revive.closing_seq),
+        };
         match known {
-            _ if *seq <= look.cursor && claim.revives.is_some() => {}
-            _ if *seq <= look.cursor => doubts.extend((!recorded).then(|| doubt(Kind::ClaimWithoutOrder))),
-            // It will be found recorded when it is read again.
-            _ if recorded => {}
+            _ if order.is_none() && (*seq <= look.cursor || claim.revives.is_some()) => {
+                doubts.push(doubt(Kind::ClaimWithoutOrder));
+            }
+            _ if *seq <= look.cursor || !needs_units => {}
             Some(left) if *left >= claim.quantity => *left -= claim.quantity,
             Some(left) => doubts.push(doubt(Kind::ClaimUnrecordable).with("units_left", *left)),
             None => doubts.push(doubt(Kind::ClaimUnrecordable).with("offer", "unknown")),

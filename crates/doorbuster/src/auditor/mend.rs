@@ -19,10 +19,14 @@ use crate::ledger::{Changed, LedgerResult};
 const DRAINED_WITHIN: Duration = Duration::from_secs(3);
 const DRAINED_EVERY: Duration = Duration::from_millis(20);
 
-impl App {
+/// Whoever mends, on a running server.
+#[derive(Clone, Copy, Debug)]
+pub struct Mender<'a>(pub &'a Arc<App>);
+
+impl Mender<'_> {
     /// Mends what can be mended; answers the keys of what is right now. Orders come before units: an order that the gate
     /// learns of, or forgets, moves its units with it.
-    pub(super) async fn mend_all(self: &Arc<Self>, doubts: &[Doubt]) -> HashSet<String> {
+    pub async fn mend_all(self, doubts: &[Doubt]) -> HashSet<String> {
         let mut mended = HashSet::new();
         let is_level = |doubt: &&Doubt| doubt.kind.mending() == Mending::Level;
         for doubt in doubts.iter().filter(|doubt| !is_level(doubt)).chain(doubts.iter().filter(is_level)) {
@@ -41,38 +45,39 @@ impl App {
     }
 
     /// `true` when it is right now, whoever made it so.
-    async fn mend(self: &Arc<Self>, remedy: &Remedy) -> LedgerResult<bool> {
-        let now = self.clock.now();
+    async fn mend(self, remedy: &Remedy) -> LedgerResult<bool> {
+        let now = self.0.clock.now();
         match remedy {
             Remedy::None => Ok(false),
-            Remedy::Recount(offer) => Ok(self.ledger.recount(*offer, now).await? == Recounted::Right),
+            Remedy::Recount(offer) => Ok(self.0.ledger.recount(*offer, now).await? == Recounted::Right),
             Remedy::Level(offer) => self.level(*offer).await,
             Remedy::Release { offer, order, .. } => self.release_ended(*offer, *order).await,
             Remedy::Forget { offer, order } => self.forget(*offer, *order).await,
             Remedy::Seed { offer, order } => self.seed_live(*offer, *order).await,
-            Remedy::Preheat(sale) => Ok(matches!(self.preheat_sale(*sale).await?, Changed::Done(_))),
+            Remedy::Preheat(sale) => Ok(matches!(self.0.preheat_sale(*sale).await?, Changed::Done(_))),
             Remedy::Settle(payment) => self.decide(*payment).await,
             Remedy::Lift { buyer, strike } => {
-                self.ledger.lift_strike(buyer.clone(), *strike, now).await?;
+                self.0.ledger.lift_strike(buyer.clone(), *strike, now).await?;
                 Ok(true)
             }
             Remedy::HoldBack(webhook) => {
-                self.ledger.hold_back_webhook(*webhook).await?;
-                self.dispatch.changed();
+                self.0.ledger.hold_back_webhook(*webhook).await?;
+                self.0.dispatch.changed();
                 Ok(true)
             }
             Remedy::Drop(webhook) => {
-                self.ledger.drop_deliveries_without_event(*webhook).await?;
+                self.0.ledger.drop_deliveries_without_event(*webhook).await?;
                 Ok(true)
             }
         }
     }
 
     /// The gate's units become what the ledger's stock and the held orders leave, while both stand still.
-    async fn level(&self, offer: OfferId) -> LedgerResult<bool> {
-        let _turn = self.operator_turn.lock().await;
-        let gate = Arc::clone(&self.gate.memory);
-        self.ledger
+    async fn level(self, offer: OfferId) -> LedgerResult<bool> {
+        let _turn = self.0.operator_turn.lock().await;
+        let gate = Arc::clone(&self.0.gate.memory);
+        self.0
+            .ledger
             .stand_still(vec![offer], move |stock, leaving| {
                 let (Some(known), Some(stock)) = (gate.offer(offer), stock.get(&offer)) else { return false };
                 gate.level(&known, *stock, &leaving);
@@ -83,10 +88,11 @@ impl App {
 
     /// Releases an order that has ended, unless late money is looking for a unit for it: that money is in the ledger
     /// before it asks the gate, and the ledger stands still.
-    async fn release_ended(&self, offer: OfferId, order: OrderId) -> LedgerResult<bool> {
-        let _turn = self.operator_turn.lock().await;
-        let gate = Arc::clone(&self.gate.memory);
-        self.ledger
+    async fn release_ended(self, offer: OfferId, order: OrderId) -> LedgerResult<bool> {
+        let _turn = self.0.operator_turn.lock().await;
+        let gate = Arc::clone(&self.0.gate.memory);
+        self.0
+            .ledger
             .with_order_still(order, move |still| {
                 let (Some(still), Some(offer)) = (still.filter(|still| is_over(still)), gate.offer(offer))
                 else {
@@ -101,10 +107,11 @@ impl App {
     }
 
     /// Tells the gate of a live order, and takes its units from the free ones if they are among them.
-    async fn seed_live(&self, offer: OfferId, order: OrderId) -> LedgerResult<bool> {
-        let _turn = self.operator_turn.lock().await;
-        let gate = Arc::clone(&self.gate.memory);
-        self.ledger
+    async fn seed_live(self, offer: OfferId, order: OrderId) -> LedgerResult<bool> {
+        let _turn = self.0.operator_turn.lock().await;
+        let gate = Arc::clone(&self.0.gate.memory);
+        self.0
+            .ledger
             .with_order_still(order, move |still| {
                 let live = still.filter(|still| still.order.status.holds_units);
                 let (Some(Still { order, stock, leaving, .. }), Some(offer)) = (live, gate.offer(offer))
@@ -133,17 +140,18 @@ impl App {
 
     /// Frees the units of a claim that nobody will record. Only with an empty queue: then the journal holds nothing
     /// either that a restart would bring back.
-    async fn forget(&self, offer: OfferId, order: OrderId) -> LedgerResult<bool> {
-        let began = self.clock.instant();
-        while self.gate.memory.room().taken() > 0 {
+    async fn forget(self, offer: OfferId, order: OrderId) -> LedgerResult<bool> {
+        let began = self.0.clock.instant();
+        while self.0.gate.memory.room().taken() > 0 {
             if began.elapsed() > DRAINED_WITHIN {
                 return Ok(false);
             }
             tokio::time::sleep(DRAINED_EVERY).await;
         }
-        let _turn = self.operator_turn.lock().await;
-        let gate = self.gate.clone();
-        self.ledger
+        let _turn = self.0.operator_turn.lock().await;
+        let gate = self.0.gate.clone();
+        self.0
+            .ledger
             .with_order_still(order, move |still| {
                 let nobodys = still.is_none()
                     && gate.unrecorded.get(order).is_none()
@@ -157,10 +165,10 @@ impl App {
 
     /// Decides a capture with what is known by now. One that needs a unit, or an order that may still come, is left to
     /// its worker.
-    async fn decide(&self, payment: PaymentId) -> LedgerResult<bool> {
-        match self.ledger.settle_capture(payment, Absent::MayCome, self.clock.now()).await? {
+    async fn decide(self, payment: PaymentId) -> LedgerResult<bool> {
+        match self.0.ledger.settle_capture(payment, Absent::MayCome, self.0.clock.now()).await? {
             Settled::Applied { order, .. } => {
-                self.hub.publish(&order.buyer, &Arc::new(order.view()));
+                self.0.hub.publish(&order.buyer, &Arc::new(order.view()));
                 Ok(true)
             }
             Settled::RefundDue { .. } | Settled::Duplicate => Ok(true),

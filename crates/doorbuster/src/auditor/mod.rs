@@ -29,6 +29,7 @@ use rules::wire::{AuditRequest, AuditState, AuditView};
 use tokio::sync::oneshot;
 
 use self::cut::Cut;
+use self::mend::Mender;
 use crate::app::App;
 use crate::ledger::audit::{Doubt, Scope};
 use crate::ledger::{LedgerError, LedgerResult};
@@ -158,11 +159,11 @@ impl App {
             }
             let second = Cut::take(self, scope).await?;
             seen.add(&second);
-            doubts = self.sure(confirm(&doubts, second.doubts)).await?;
+            doubts = cut::sure(self, confirm(&doubts, second.doubts)).await?;
         }
-        let mended = if begun.repair { self.mend_all(&doubts).await } else { HashSet::new() };
+        let mended = if begun.repair { Mender(self).mend_all(&doubts).await } else { HashSet::new() };
         let view = report::done(begun, seen, &doubts, &mended, self.clock.now());
-        self.tell(&view, &doubts).await?;
+        report::tell(self, &view, &doubts).await?;
         Ok(view)
     }
 

@@ -67,9 +67,10 @@ pub fn done(
 fn finding(doubt: &Doubt, repaired: bool) -> AuditFinding {
     let evidence: Vec<String> =
         doubt.evidence.iter().map(|(name, value)| format!("{name} {value}")).collect();
-    let detail = match evidence.is_empty() {
-        true => doubt.kind.means().to_owned(),
-        false => format!("{} ({})", doubt.kind.means(), evidence.join(", ")),
+    let detail = if evidence.is_empty() {
+        doubt.kind.means().to_owned()
+    } else {
+        format!("{} ({})", doubt.kind.means(), evidence.join(", "))
     };
     AuditFinding {
         kind: doubt.kind,
@@ -119,22 +120,20 @@ pub async fn keep(
     Ok(fresh)
 }
 
-impl App {
-    /// Keeps an audit that is done, and raises the alarm for what is new in it.
-    pub(super) async fn tell(&self, view: &AuditView, doubts: &[Doubt]) -> LedgerResult<()> {
-        let everything = Scope { sale: view.sale_id, offer: view.offer_id }.is_all();
-        count(&self.metrics, view, doubts.len(), everything);
-        if view.clean == Some(true) {
-            tracing::info!(audit_id = %view.id, orders = view.orders, cuts = view.cuts, "the audit is clean");
-        }
-        for finding in keep(&self.ledger, view, doubts).await? {
-            tracing::error!(
-                audit_id = %view.id, kind = %finding.kind, offer_id = ?finding.offer_id, units = finding.units,
-                repaired = finding.repaired, "an audit found a discrepancy: {}", finding.detail
-            );
-        }
-        Ok(())
+/// Keeps an audit that is done, and raises the alarm for what is new in it.
+pub async fn tell(app: &App, view: &AuditView, doubts: &[Doubt]) -> LedgerResult<()> {
+    let everything = Scope { sale: view.sale_id, offer: view.offer_id }.is_all();
+    count(&app.metrics, view, doubts.len(), everything);
+    if view.clean == Some(true) {
+        tracing::info!(audit_id = %view.id, orders = view.orders, cuts = view.cuts, "the audit is clean");
     }
+    for finding in keep(&app.ledger, view, doubts).await? {
+        tracing::error!(
+            audit_id = %view.id, kind = %finding.kind, offer_id = ?finding.offer_id, units = finding.units,
+            repaired = finding.repaired, "an audit found a discrepancy: {}", finding.detail
+        );
+    }
+    Ok(())
 }
 
 fn count(metrics: &Metrics, view: &AuditView, findings: usize, everything: bool) {

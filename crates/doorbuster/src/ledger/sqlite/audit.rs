@@ -55,7 +55,7 @@ impl SqliteLedger {
             // One transaction is one snapshot, however long it takes to read.
             let transaction = connection.unchecked_transaction()?;
             let reader = Reader::new(&transaction, scope, overdue)?;
-            let look = reader.read(&mut |order| visit(&mut visitor, order))?;
+            let look = reader.read(&mut |order: &OrderLook<'_>| visit(&mut visitor, order))?;
             Ok((look, visitor))
         })
         .await
@@ -241,7 +241,7 @@ fn recount(transaction: &Transaction<'_>, offer: OfferId, now: UnixMs) -> Ledger
     let found = transaction
         .prepare_cached(&sql)?
         .query_row([offer.to_bytes()], |row| {
-            let number = |index| row.get::<_, i64>(index);
+            let number = |index: usize| row.get::<_, i64>(index);
             Ok((number(0)?, number(1)?, (number(2)?, number(3)?), (number(4)?, number(5)?)))
         })
         .optional()?;

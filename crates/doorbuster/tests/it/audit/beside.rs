@@ -9,7 +9,7 @@ mod heavy {
 
     use doorbuster::app::App;
     use doorbuster::auditor::confirm;
-    use doorbuster::auditor::cut::Cut;
+    use doorbuster::auditor::cut::{Cut, sure};
     use doorbuster::gate::{Claimed, Try};
     use doorbuster::ledger::audit::{Doubt, Scope};
     use doorbuster::ledger::money::{NewPayment, RefundEnd};
@@ -175,7 +175,7 @@ mod heavy {
                 before.pop_front();
             }
             if let Some((_, first)) = before.front().filter(|(at, _)| at.elapsed() > APART) {
-                let proven = storm.app.sure(confirm(first, cut.doubts.clone())).await.unwrap();
+                let proven = sure(&storm.app, confirm(first, cut.doubts.clone())).await.unwrap();
                 assert_eq!(proven, [], "audit {made}");
                 made += 1;
             }

@@ -3,17 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use doorbuster::app::{App, Workers, open};
 use doorbuster::clock::Clock;
-use doorbuster::gate::{OfferGate, SeedOrder};
+use doorbuster::gate::{Claimed, OfferGate, SeedOrder, Try};
 use doorbuster::ledger::money::Names;
 use doorbuster::queue::Claim;
 use rules::audit::{Kind, Mending};
 use rules::id::{OfferId, OrderId};
+use rules::order::State;
 use rules::sale::SaleAction;
-use rules::wire::AuditRequest;
+use rules::wire::{AuditRequest, AuditView};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 
 use super::{PRICE, audit, bought, buyer, capture_notice, findings, pay, text};
-use crate::app::{TestApp, draft, with_manual_clock};
+use crate::app::{TestApp, draft, settings, with_manual_clock};
 
 /// Nothing is under way in these tests: the second look may follow soon.
 const SOON: &str = "audit.apart_ms=100";
@@ -111,54 +115,94 @@ async fn every_discrepancy_of_the_gate_is_found_and_mended_or_named() {
     app.buyer("ann").buy(&offer, 1, 202).await;
 }
 
+/// An engine without the workers that close, decide and refund, on a folder with these sales; the clock stands still.
+struct Idle {
+    app: Arc<App>,
+    clock: Clock,
+    workers: Workers,
+    _folder: TempDir,
+}
+
+impl Idle {
+    async fn with(sales: usize) -> (Self, Vec<OfferId>) {
+        let (server, clock) = with_manual_clock(&[ALONE]).await;
+        let mut offers = Vec::new();
+        for _ in 0..sales {
+            offers.push(server.open_sale(10).await.offer().parse().unwrap());
+        }
+        let folder = server.stop().await;
+        let settings = settings(folder.path(), &[SOON, ALONE]);
+        let (app, workers) = open(settings, clock.clone(), CancellationToken::new(), None).await.unwrap();
+        (Self { app, clock, workers, _folder: folder }, offers)
+    }
+
+    async fn buy(&self, offer: OfferId, name: &str, order: OrderId) {
+        let gate = self.app.gate.memory.offer(offer).unwrap();
+        let now = self.clock.now();
+        let attempt = Try { buyer: name, order, quantity: 1, pass_expires_at: now.plus_s(300) };
+        assert!(matches!(self.app.gate.claim(&gate, &attempt, now).await, Claimed::Queued(_)));
+        while self.app.ledger.order(order).await.unwrap().is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn audit(&self, offer: OfferId, repair: bool) -> AuditView {
+        let request = AuditRequest { repair, offer_id: Some(offer), sale_id: None };
+        self.app.audit(request).await.unwrap()
+    }
+
+    async fn check(&self, offer: OfferId, kind: Kind, units: i64) {
+        let expected = [(kind, Some(offer.to_string()), units)];
+        assert_eq!(findings(&self.audit(offer, false).await), expected);
+        let repaired = self.audit(offer, true).await;
+        let mends = kind.mending() != Mending::Person;
+        assert_eq!((findings(&repaired), repaired.findings[0].repaired), (expected.to_vec(), mends));
+        assert_eq!(findings(&self.audit(offer, true).await), if mends { &[] } else { &expected[..] });
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_workers_leave_undone_is_found() {
-    let (app, clock) = with_manual_clock(&[SOON, ALONE]).await;
-    let sale = app.open_sale(10).await;
+    let (idle, offers) = Idle::with(4).await;
+    let (app, clock) = (&idle.app, &idle.clock);
+    let [lost, unpaid, early, refunded] = offers[..] else { panic!("four sales") };
     let claim = Claim {
         order: OrderId(9),
-        offer: sale.offer().parse().unwrap(),
+        offer: lost,
         buyer: buyer("lost"),
         quantity: 2,
         claimed_at: clock.now(),
         pass_expires_at: clock.now().plus_s(300),
         revives: None,
     };
-    app.app.gate.unrecorded.insert(&Arc::new(claim));
-    assert_eq!(findings(&audit(&app, AuditRequest::default()).await), [], "it may still come");
+    app.gate.unrecorded.insert(&Arc::new(claim));
+    assert_eq!(findings(&idle.audit(lost, false).await), [], "it may still come");
     clock.advance(Duration::from_secs(31));
-    check(&app, sale.offer(), Kind::ClaimStuck, 2).await;
+    idle.check(lost, Kind::ClaimStuck, 2).await;
 
-    let sale = app.open_sale(10).await;
-    overdue(&app, &clock, sale.offer()).await;
+    // A minute after its deadline.
+    idle.buy(unpaid, "ann", OrderId(10)).await;
+    clock.advance(Duration::from_secs(900 + 59));
+    assert_eq!(findings(&idle.audit(unpaid, false).await), []);
+    clock.advance(Duration::from_secs(2));
+    idle.check(unpaid, Kind::UnpaidOverdue, 1).await;
 
     // Captured before its order was recorded, and nobody came back to it.
-    let sale = app.open_sale(10).await;
-    let ann = app.buyer("ann");
-    let pass = ann.pass(sale.offer()).await;
-    let order: OrderId = text(&pass, "order_id").parse().unwrap();
-    let notice = capture_notice("early", Names::Order(order), PRICE);
-    app.app.ledger.take_notice(notice, clock.now()).await.unwrap();
-    ann.buy_with(sale.offer(), &text(&pass, "pass"), 1, 202).await;
-    app.settled().await;
-    clock.advance(Duration::from_secs(121));
-    check(&app, sale.offer(), Kind::CaptureUndecided, 1).await;
-    assert_eq!(ann.order(&order.to_string()).await["state"], "paid");
-
-    let sale = app.open_sale(10).await;
-    let order = bought(&app, sale.offer(), "ann", 1).await;
-    pay(&app.app, order, "ann", 1).await;
-    app.app.ledger.refund_order(order, true, clock.now()).await.unwrap();
-    clock.advance(Duration::from_secs(3_601));
-    check(&app, sale.offer(), Kind::RefundStuck, 1).await;
-}
-
-/// One that nobody pays is overdue a minute after its deadline, one that somebody pays a quarter of an hour later.
-async fn overdue(app: &TestApp, clock: &Clock, offer: &str) {
-    bought(app, offer, "ann", 1).await;
-    clock.advance(Duration::from_secs(900 + 59));
-    let of_offer = AuditRequest { offer_id: Some(offer.parse().unwrap()), ..AuditRequest::default() };
-    assert_eq!(findings(&audit(app, of_offer).await), []);
+    let notice = capture_notice("early", Names::Order(OrderId(11)), PRICE);
+    app.ledger.take_notice(notice, clock.now()).await.unwrap();
+    idle.buy(early, "ann", OrderId(11)).await;
+    clock.advance(Duration::from_secs(119));
+    assert_eq!(findings(&idle.audit(early, false).await), []);
     clock.advance(Duration::from_secs(2));
-    check(app, offer, Kind::UnpaidOverdue, 1).await;
+    idle.check(early, Kind::CaptureUndecided, 1).await;
+    let order = app.ledger.order(OrderId(11)).await.unwrap().unwrap();
+    assert_eq!(order.status.state, State::Paid, "the repair applied the money");
+
+    idle.buy(refunded, "ann", OrderId(12)).await;
+    pay(app, OrderId(12), "ann", 1).await;
+    app.ledger.refund_order(OrderId(12), true, clock.now()).await.unwrap();
+    clock.advance(Duration::from_secs(3_601));
+    idle.check(refunded, Kind::RefundStuck, 1).await;
+    let Idle { app, workers, .. } = idle;
+    workers.end(&app, Duration::from_secs(5)).await;
 }

@@ -1,11 +1,16 @@
 //! What operators, receivers and scripts see of audits.
 
+use std::time::Duration;
+
 use rules::audit::Kind;
 use rules::wire::AuditRequest;
 use serde_json::{Value, json};
+use testkit::process::{Program, Stream};
 
 use super::{audit, text};
-use crate::app::{TestApp, assert_code};
+use crate::app::{ADMIN_KEY, TestApp, assert_code};
+
+const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn broken() -> (TestApp, String) {
     let app = TestApp::with(&["audit.apart_ms=100", "audit.every_s=0"]).await;
@@ -119,6 +124,45 @@ async fn an_open_sale_is_audited_by_itself_and_once_after_its_end() {
     until("one after its end", &|audits| of_sale(audits) == 1).await;
     let audits = made().await;
     assert!(audits.iter().all(|audit| audit.clean == Some(true)), "{audits:#?}");
+}
+
+/// The binary as a script runs it: its exit code and what it says.
+async fn run(args: &[&str]) -> (i32, String) {
+    let program =
+        Program::new(env!("CARGO_BIN_EXE_doorbuster")).args(args).env("DOORBUSTER_ADMIN_KEY", ADMIN_KEY);
+    let ended = tokio::task::spawn_blocking(move || {
+        let process = program.start().unwrap();
+        let code = process.wait(PATIENCE).unwrap().code().unwrap();
+        testkit::eventually(PATIENCE, || process.output_ended());
+        let out = process.lines().into_iter().filter(|line| line.stream == Stream::Stdout);
+        (code, out.map(|line| line.text + "\n").collect())
+    });
+    ended.await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_asks_the_server_that_runs_or_opens_its_folder() {
+    let (app, offer) = broken().await;
+    let server = app.url("");
+    let (code, said) = run(&["audit", "--server", &server]).await;
+    assert!(code == 3 && said.contains("gate_units") && said.contains("Repair sets them."), "{code} {said}");
+    let (code, said) = run(&["audit", "--server", &server, "--repair", "--offer", &offer, "--json"]).await;
+    let report: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, &report["findings"][0]["repaired"]), (3, &json!(true)), "{said}");
+    assert_eq!(run(&["audit", "--server", &server]).await.0, 0);
+    let (code, _) = run(&["audit", "--server", &server, "--sale", &offer]).await;
+    assert_eq!(code, 1, "an offer is no sale");
+
+    let folder = app.stop().await;
+    let path = folder.path().to_str().unwrap();
+    let (code, said) = run(&["audit", "--data-dir", path]).await;
+    assert!(code == 0 && said.starts_with("Clean: "), "{code} {said}");
+    let file = rusqlite::Connection::open(folder.path().join("doorbuster.db")).unwrap();
+    file.execute("update offers set live_units = live_units + 1", []).unwrap();
+    drop(file);
+    let (code, said) = run(&["audit", "--data-dir", path, "--repair"]).await;
+    assert!(code == 3 && said.contains("live_counter") && said.contains("mended"), "{code} {said}");
+    assert_eq!(run(&["audit", "--data-dir", path]).await.0, 0);
 }
 
 /// The list of kinds in the documentation is the one of the code.
