@@ -651,7 +651,7 @@ impl<'a> Reader<'a> {
     fn check_captures(&mut self, before: UnixMs) -> LedgerResult<()> {
         let connection = self.connection;
         let mut statement = connection.prepare(
-            "select payment_id, payments.order_id, captured_at, amount, currency, offer_no, coalesce(quantity, 0)
+            "select payments.payment_id, payments.order_id, captured_at, amount, currency, offer_no, coalesce(quantity, 0)
              from payments left join orders on orders.order_id = payments.order_id
              where payments.state = 'captured' and captured_at < ?1 order by payment_no",
         )?;
@@ -673,7 +673,7 @@ impl<'a> Reader<'a> {
     fn check_refunds(&mut self, before: UnixMs) -> LedgerResult<()> {
         let connection = self.connection;
         let mut statement = connection.prepare(
-            "select payment_id, payments.order_id, next_try_at, payments.state, provider, attempts, offer_no,
+            "select payments.payment_id, payments.order_id, next_try_at, payments.state, provider, attempts, offer_no,
                  coalesce(quantity, 0), problem
              from payments left join orders on orders.order_id = payments.order_id
              where next_try_at < ?1 order by next_try_at",
