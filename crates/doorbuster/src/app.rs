@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
+use parking_lot::Mutex;
 use rules::pass::PassKeys;
 use secrecy::ExposeSecret as _;
 use tokio::net::TcpListener;
@@ -29,9 +30,12 @@ use crate::images::Images;
 use crate::ledger::SqliteLedger;
 use crate::ledger::clerk::{Clerk, ClerkEnd};
 use crate::outbox::{Dispatch, Hub, dispatch};
+use crate::payment::port::Port;
+use crate::payment::refunds::{self, Refunds};
 use crate::queue::journal::JournalParts;
 use crate::queue::sqlite::file_version;
 use crate::queue::{Claim, Journal, Journaled, Unrecorded};
+use crate::sweeper::{self, Captures, Outages};
 use crate::telemetry::Metrics;
 
 /// The journal's file in the data folder.
@@ -59,6 +63,12 @@ pub struct App {
     pub challenges: Challenges,
     pub images: Images,
     pub dispatch: Dispatch,
+    pub port: Port,
+    pub refunds: Refunds,
+    /// When paying was impossible.
+    pub outages: Outages,
+    /// Money that is here and not decided.
+    pub captures: Captures,
     pub auditor: Auditor,
     /// Tries per buyer.
     pub buyer_rate: Buckets,
@@ -73,8 +83,23 @@ pub struct App {
     pub(crate) operator_turn: tokio::sync::Mutex<()>,
     /// Requests with an Idempotency-Key that are being answered.
     pub(crate) keys_under_way: KeysUnderWay,
+    pub(crate) failure: Failure,
     /// Cancelled when the process is asked to end.
     pub shutdown: CancellationToken,
+}
+
+/// Where whoever finds out that the disk can no longer be trusted says so: the process then ends.
+#[derive(Debug)]
+pub(crate) struct Failure(Mutex<Option<oneshot::Sender<anyhow::Error>>>);
+
+impl Failure {
+    /// The first report counts.
+    pub(crate) fn report(&self, error: anyhow::Error) {
+        tracing::error!(%error, "stopping");
+        if let Some(failed) = self.0.lock().take() {
+            let _ = failed.send(error);
+        }
+    }
 }
 
 /// A running server.
@@ -94,6 +119,7 @@ pub struct Workers {
     /// Cuts the clerk's retries short.
     hurry: CancellationToken,
     journal_failed: oneshot::Receiver<anyhow::Error>,
+    failed: oneshot::Receiver<anyhow::Error>,
 }
 
 impl Server {
@@ -119,6 +145,7 @@ impl Server {
     ) -> anyhow::Result<Self> {
         let lock = lock_data_dir(&settings.data_dir)?;
         let (app, workers) = open(settings, clock, shutdown, vfs).await?;
+        app.port.listens_at(listener.local_addr().context("the listener has no address")?);
         start_housekeeping(&app);
         let edge = edge::server::start(&app, listener, operator)?;
         Ok(Self { app, workers, edge, _lock: lock })
@@ -148,6 +175,7 @@ impl Workers {
     pub async fn failure(&mut self) -> anyhow::Error {
         tokio::select! {
             Ok(failed) = &mut self.journal_failed => failed,
+            Ok(failed) = &mut self.failed => failed,
             ended = &mut self.clerk => clerk_failure(ended),
         }
     }
@@ -246,6 +274,7 @@ pub async fn open(
     // One more than the room: the claims that are replayed come in one piece.
     let (clerk_send, clerk_receive) = mpsc::channel(settings.queue.capacity.saturating_add(1));
     let (failed, journal_failed) = oneshot::channel();
+    let (report_failure, reported) = oneshot::channel();
     let parts = JournalParts {
         gate: Arc::clone(&memory),
         unrecorded: Arc::clone(&unrecorded),
@@ -272,6 +301,10 @@ pub async fn open(
         challenges: Challenges::new(&settings.challenge, &pass_secret, clock.clone())?,
         images: Images::new(&settings, ledger.image_copies().await?)?,
         dispatch: Dispatch::new(&settings)?,
+        port: Port::new(&settings, clock.clone(), ledger.incarnation())?,
+        refunds: Refunds::default(),
+        outages: Outages::default(),
+        captures: Captures::default(),
         auditor: Auditor::new(clock.now()),
         buyer_rate: Buckets::new(limits.per_buyer_per_s, limits.per_buyer_burst, limits.limiter_keys),
         address_rate: Buckets::new(limits.per_ip_per_s, limits.per_ip_burst, limits.limiter_keys),
@@ -281,6 +314,7 @@ pub async fn open(
         runtime: tokio::runtime::Handle::current(),
         operator_turn: tokio::sync::Mutex::default(),
         keys_under_way: KeysUnderWay::default(),
+        failure: Failure(Mutex::new(Some(report_failure))),
         settings,
         clock,
         metrics,
@@ -300,6 +334,7 @@ pub async fn open(
         hub: Arc::clone(&app.hub),
         clock: app.clock.clone(),
         metrics: Arc::clone(&app.metrics),
+        progress: Arc::clone(&app.captures.recorded),
         batch: app.settings.clerk.batch,
         batch_time: Duration::from_millis(app.settings.clerk.batch_ms.into()),
     };
@@ -307,7 +342,7 @@ pub async fn open(
     // Not among the tasks: the clerk ends after the journal, which is stopped only once the tasks are done.
     let clerk = TaskTracker::new().spawn(clerk.run(clerk_receive, hurry.clone()));
     tracing::info!(took_ms = began.elapsed().as_millis(), replayed, "ledger and journal read, gate rebuilt");
-    Ok((app, Workers { journal: journal_thread, clerk, hurry, journal_failed }))
+    Ok((app, Workers { journal: journal_thread, clerk, hurry, journal_failed, failed: reported }))
 }
 
 /// gate = ledger + journal entries beyond the ledger's cursor + spent passes. Nobody is served before this is done.
@@ -333,11 +368,10 @@ async fn rebuild(app: &Arc<App>, replay: Replay, clerk: &mpsc::Sender<Vec<Journa
         }
     };
     app.ledger.remembered_orders(app.clock.now(), remember).await?;
-    let replayed: Vec<_> = replay
-        .claims
-        .into_iter()
-        .map(|(seq, claim)| replay_claim(app, seq, claim))
-        .collect::<anyhow::Result<_>>()?;
+    let mut replayed = Vec::with_capacity(replay.claims.len());
+    for (seq, claim) in replay.claims {
+        replayed.push(replay_claim(app, seq, claim).await?);
+    }
     clerk.try_send(replayed).context("the clerk cannot take the replayed claims")?;
     let app_roster = Arc::clone(app);
     let note = move |sale, buyer: &str, _| app_roster.roster.register(sale, buyer);
@@ -348,7 +382,7 @@ async fn rebuild(app: &Arc<App>, replay: Replay, clerk: &mpsc::Sender<Vec<Journa
     Ok(())
 }
 
-fn replay_claim(app: &App, seq: u64, claim: Arc<Claim>) -> anyhow::Result<Journaled> {
+async fn replay_claim(app: &App, seq: u64, claim: Arc<Claim>) -> anyhow::Result<Journaled> {
     let offer = app.gate.memory.offer(claim.offer).with_context(|| {
         format!("the journal holds a claim of offer {}, which the ledger does not know", claim.offer)
     })?;
@@ -359,14 +393,25 @@ fn replay_claim(app: &App, seq: u64, claim: Arc<Claim>) -> anyhow::Result<Journa
         pass_expires_at: claim.pass_expires_at,
         live: true,
     };
-    ensure!(
-        app.gate.memory.replay(&offer, &seed),
-        "the journal grants more units of offer {} than there are",
-        claim.offer
-    );
+    if is_outstanding(app, &claim).await? {
+        let revived_from = claim.revives.map(|revive| revive.closing_seq);
+        ensure!(
+            app.gate.memory.replay(&offer, &seed, revived_from),
+            "the journal grants more units of offer {} than there are",
+            claim.offer
+        );
+    }
     app.gate.unrecorded.insert(&claim);
     let permit = app.gate.memory.room().reserve_replayed();
     Ok(Journaled { seq, claim, permit })
+}
+
+/// Whether the claim still holds units that no order of the ledger has. One of late money does so until its order has
+/// moved on.
+async fn is_outstanding(app: &App, claim: &Claim) -> anyhow::Result<bool> {
+    let Some(revive) = claim.revives else { return Ok(true) };
+    let order = app.ledger.order(claim.order).await?;
+    Ok(order.is_some_and(|order| order.seq == revive.closing_seq))
 }
 
 fn start_housekeeping(app: &Arc<App>) {
@@ -380,6 +425,8 @@ fn start_housekeeping(app: &Arc<App>) {
     let keeper = Arc::clone(app);
     app.tasks.spawn(async move { keeper.challenges.keep_pictures_ready(keeper.shutdown.clone()).await });
     app.tasks.spawn(dispatch::run(Arc::clone(app)));
+    app.tasks.spawn(refunds::run(Arc::clone(app)));
+    app.tasks.spawn(sweeper::run(Arc::clone(app)));
     app.tasks.spawn(auditor::watch::run(Arc::clone(app)));
 }
 

@@ -21,8 +21,11 @@ pub mod queue;
 /// The only truth, and the clerk who writes it.
 pub mod ledger;
 
-/// Money: the providers that take it.
+/// Money: the providers that take it, and the way there and back.
 pub mod payment;
+
+/// Closes unpaid orders at their deadline, and decides money that had to wait.
+pub mod sweeper;
 
 /// What the world is told.
 pub mod outbox;

@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::audit::Kind;
-use crate::id::{AuditId, EventId, OfferId, OrderId, SaleId, WebhookId};
+use crate::id::{AuditId, EventId, OfferId, OrderId, PaymentId, SaleId, WebhookId};
 use crate::money::Money;
 use crate::order::{Reason, State};
+use crate::payment::{RefundReason, State as PaymentState};
 use crate::sale::{ChallengeKind, Phase, RegistrationKind, SaleState};
 use crate::time::UnixMs;
 
@@ -42,6 +43,81 @@ pub struct OrderView {
     pub paid_at: Option<UnixMs>,
     #[schema(value_type = Option<String>, format = DateTime)]
     pub closed_at: Option<UnixMs>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub refunded_at: Option<UnixMs>,
+    /// The payment that pays it, or paid it.
+    pub payment_id: Option<PaymentId>,
+}
+
+/// A wish to pay, and where.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PaymentRequest {
+    /// A payment provider that the shop has set up.
+    #[schema(example = "sandbox")]
+    pub provider: String,
+}
+
+/// Where the buyer pays.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PaymentGiven {
+    pub payment_id: PaymentId,
+    /// An address to go to, or, when it begins with `weixin:`, the text of a code to scan.
+    pub pay_url: String,
+}
+
+/// How an order is refunded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RefundRequest {
+    /// Whether its units go back on sale; otherwise the stock is lowered by them.
+    #[serde(default = "yes")]
+    #[schema(default = true)]
+    pub restock: bool,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+impl Default for RefundRequest {
+    fn default() -> Self {
+        Self { restock: yes() }
+    }
+}
+
+/// A payment as operators see it: one capture of money at one provider, or the beginning of one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PaymentView {
+    pub id: PaymentId,
+    /// Nothing when the provider named no payment and no order of ours.
+    pub order_id: Option<OrderId>,
+    pub provider: String,
+    /// Our name of the payment as the provider knows it.
+    pub reference: String,
+    /// The provider's name of the money; nothing before it came.
+    pub capture_id: Option<String>,
+    pub state: PaymentState,
+    /// Why the money goes back.
+    pub reason: Option<RefundReason>,
+    /// What was asked for; from the capture on, what was taken.
+    pub money: Money,
+    pub pay_url: Option<String>,
+    #[schema(value_type = String, format = DateTime)]
+    pub started_at: UnixMs,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub captured_at: Option<UnixMs>,
+    /// When it was closed or refunded.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub ended_at: Option<UnixMs>,
+    /// Whether the units of a refunded order go back on sale.
+    pub restock: bool,
+    /// How often the provider was asked to return the money.
+    pub attempts: u32,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub next_try_at: Option<UnixMs>,
+    /// Why the provider did not return the money, the last time.
+    pub problem: Option<String>,
 }
 
 /// A list and where it goes on.
@@ -527,6 +603,8 @@ codes! {
     Malformed = 400 "malformed" "The request could not be read.";
     Unauthorized = 401 "unauthorized" "A valid token is needed.";
     SignatureInvalid = 401 "signature_invalid" "The signature does not match.";
+    NotificationStale = 401 "notification_stale" "The notification was signed too long ago, or ahead of our clock.";
+    WrongMerchant = 403 "wrong_merchant" "The notification is meant for somebody else.";
     NotRegistered = 403 "not_registered" "This sale is for buyers who registered before it.";
     Blocked = 403 "blocked" "You cannot take part for now.";
     ChallengeFailed = 403 "challenge_failed" "The check was not passed. Please do a new one.";
@@ -542,6 +620,7 @@ codes! {
     PassReused = 409 "pass_reused" "This pass was already used with another quantity.";
     NotCancellable = 409 "not_cancellable" "This order can no longer be cancelled.";
     NotPayable = 409 "not_payable" "This order cannot be paid.";
+    NotRefundable = 409 "not_refundable" "There is no money to return.";
     NotYet = 409 "not_yet" "The order is still being confirmed.";
     RegistrationClosed = 409 "registration_closed" "Registration is not open.";
     StockBelowLive = 409 "stock_below_live" "The stock cannot go below what is queued, held or sold.";
@@ -555,6 +634,8 @@ codes! {
     NotOpen = 425 "not_open" "Not open yet.";
     TooFast = 429 "too_fast" "Too fast. Please wait a moment.";
     Internal = 500 "internal" "Something went wrong on our side.";
+    ProviderRefused = 502 "provider_refused" "The payment provider refused. Please choose another one.";
+    ProviderUnavailable = 503 "provider_unavailable" "The payment provider does not answer. Nothing was lost; please try again.";
     Busy = 503 "busy" "Very busy. Nothing happened; please try again.";
     Unsure = 503 "unsure" "It is not certain whether this happened. Repeat the same pass, or look at the order.";
     NotReady = 503 "not_ready" "Starting up. Please try again in a moment.";

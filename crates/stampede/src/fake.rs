@@ -430,6 +430,8 @@ impl Shop {
             pay_by: None,
             paid_at: None,
             closed_at: None,
+            refunded_at: None,
+            payment_id: None,
         };
         let told = Told::Json(202, serde_json::to_value(&view).unwrap());
         books.orders.insert(id, Order { buyer: buyer.into(), view, looks: 0 });

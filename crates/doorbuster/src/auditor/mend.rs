@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use rules::audit::Mending;
 use rules::id::{OfferId, OrderId, PaymentId};
-use rules::payment::State as PaymentState;
+use rules::payment::{Revival, State as PaymentState};
 
 use crate::app::App;
-use crate::gate::SeedOrder;
+use crate::gate::{Release, SeedOrder};
 use crate::ledger::audit::{Doubt, Recounted, Remedy, Still};
 use crate::ledger::money::{Absent, Settled};
 use crate::ledger::{Changed, LedgerResult};
@@ -98,10 +98,12 @@ impl Mender<'_> {
                 else {
                     return false;
                 };
-                gate.release(&offer, still.order.buyer.as_str(), order);
-                // Units that do not come back to the shelf have left the stock: the gate gives them up again.
-                gate.level(&offer, still.stock, &still.leaving);
-                gate.live_order(&offer, still.order.buyer.as_str()) != Some(order)
+                let buyer = still.order.buyer.as_str();
+                let left =
+                    still.payments.iter().any(|payment| payment.status.is_the_orders() && !payment.restock);
+                let release = Release { buyer, order, seq: still.order.seq, restock: !left };
+                gate.release(&offer, &release);
+                gate.live_order(&offer, buyer) != Some(order)
             })
             .await
     }
@@ -163,16 +165,17 @@ impl Mender<'_> {
             .await
     }
 
-    /// Decides a capture with what is known by now. One that needs a unit, or an order that may still come, is left to
-    /// its worker.
+    /// Decides a capture with what is known by now, as its worker would. One whose order may still come is left to wait.
     async fn decide(self, payment: PaymentId) -> LedgerResult<bool> {
         match self.0.ledger.settle_capture(payment, Absent::MayCome, self.0.clock.now()).await? {
-            Settled::Applied { order, .. } => {
-                self.0.hub.publish(&order.buyer, &Arc::new(order.view()));
+            Settled::Wait | Settled::NotFound => Ok(false),
+            Settled::ReviveNeeded { payment, order } => {
+                Ok(self.0.revive(&order, payment).await != Revival::Wait)
+            }
+            decided @ (Settled::Applied { .. } | Settled::RefundDue { .. } | Settled::Duplicate) => {
+                self.0.follow_settled(decided).await;
                 Ok(true)
             }
-            Settled::RefundDue { .. } | Settled::Duplicate => Ok(true),
-            Settled::ReviveNeeded { .. } | Settled::Wait | Settled::NotFound => Ok(false),
         }
     }
 }

@@ -29,6 +29,7 @@ mod config;
 mod demo;
 mod migrate;
 mod openapi;
+mod payments;
 mod preheat;
 mod sale;
 mod serve;
@@ -59,6 +60,7 @@ enum Command {
     Serve(serve::Serve),
     Sale(sale::Sale),
     Preheat(preheat::Preheat),
+    Payments(payments::Payments),
     Audit(audit::Audit),
     Migrate(migrate::Migrate),
     Config(config::Config),
@@ -89,6 +91,7 @@ pub async fn run(cli: Cli) -> ExitCode {
         Command::Serve(command) => command.run().await,
         Command::Sale(command) => command.run().await,
         Command::Preheat(command) => command.run().await,
+        Command::Payments(command) => command.run().await,
         Command::Audit(command) => command.run().await,
         Command::Migrate(command) => command.run().await,
         Command::Config(command) => command.run(),

@@ -166,8 +166,18 @@ impl Settings {
 
     /// Reading the keys is the check: what cannot be read here could not verify anything later.
     fn check_payment(&self, problems: &mut Problems) {
-        if let Err(found) = Providers::new(&self.payment) {
-            problems.0.extend(found);
+        let is_web = |url: &String| url.starts_with("https://") || url.starts_with("http://");
+        if self.public_url.as_ref().is_some_and(|url| !is_web(url) || url.contains(['?', '#'])) {
+            problems.add("public_url", "must begin with https:// (or http://) and have no ? and no #.");
+        }
+        match Providers::new(&self.payment) {
+            Err(found) => problems.0.extend(found),
+            Ok(providers) if providers.names().next().is_some() && self.public_url.is_none() => problems.add(
+                "public_url",
+                "is needed with a payment provider, which must know where to send buyers and notifications: \
+                 for example https://sale.shop.example.",
+            ),
+            Ok(_) => {}
         }
     }
 

@@ -24,6 +24,8 @@ pub struct Settings {
     pub listen: String,
     #[serde(with = "unset_when_empty")]
     pub operator_listen: Option<String>,
+    #[serde(with = "unset_when_empty")]
+    pub public_url: Option<String>,
     pub data_dir: PathBuf,
     pub gate: BackendUrl,
     /// Never empty after [`Settings::load`].

@@ -81,6 +81,20 @@ pub struct Overdue {
     pub payment: Payment,
 }
 
+/// Where an order stands among those that are due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DuePlace {
+    pub pay_by: UnixMs,
+    pub no: u64,
+}
+
+impl Overdue {
+    #[must_use]
+    pub fn place(&self) -> DuePlace {
+        DuePlace { pay_by: self.order.pay_by.unwrap_or(self.order.created_at), no: self.order.no }
+    }
+}
+
 /// What became of an order whose provider was asked.
 #[derive(Clone, Debug)]
 pub enum Lapsed {

@@ -16,6 +16,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
+use rules::payment::{RefundReason, Revival};
 
 /// What `/metrics` answers with.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -37,8 +38,13 @@ pub struct Metrics {
     pub requests: Arc<Counts<Answered>>,
     pub shed: Arc<Counts<Shed>>,
     pub orders: Arc<Counts<OrderOutcome>>,
+    pub releases: Arc<Counts<Letting>>,
+    pub late_money: Arc<Counts<LateMoney>>,
+    pub inquiries: Arc<Counts<Inquiry>>,
     pub pushes: Arc<Counts<PushOutcome>>,
     pub deliveries: Arc<Counts<Delivery>>,
+    pub callbacks: Arc<Counts<CallbackOutcome>>,
+    pub money: Arc<Counts<MoneyOutcome>>,
     pub audits: Arc<Counts<AuditOutcome>>,
     /// Embedded, the ledger never refuses what the gate granted. Anything but zero is a defect.
     pub ledger_refusals: Counter,
@@ -64,6 +70,8 @@ pub struct Metrics {
     pub clerk_batch_claims: Histogram,
     pub clerk_commit_seconds: Histogram,
     pub clerk_lag_seconds: Histogram,
+    pub sweeper_batch_orders: Histogram,
+    pub sweeper_lag_seconds: Histogram,
     pub audit_seconds: Histogram,
     /// How long an audit kept a lock of the gate.
     pub audit_gate_hold_seconds: Histogram,
@@ -93,6 +101,17 @@ impl Metrics {
             requests: counts(r, "requests", "Requests answered, by whom they serve and status"),
             shed: counts(r, "shed", "Requests turned away because a limit was full"),
             orders: counts(r, "orders", "Claims the ledger judged, by outcome"),
+            releases: counts(r, "releases", "Orders that let go of their units, by cause"),
+            late_money: counts(
+                r,
+                "late_money",
+                "Looks for a unit for money that came after the deadline, by what came of them",
+            ),
+            inquiries: counts(
+                r,
+                "inquiries",
+                "Providers asked at a deadline whether a payment was paid, by answer",
+            ),
             pushes: counts(
                 r,
                 "pushes",
@@ -103,6 +122,8 @@ impl Metrics {
                 "deliveries",
                 "Attempts to deliver events to webhooks, and events given up",
             ),
+            callbacks: counts(r, "callbacks", "Notifications of payment providers, by what became of them"),
+            money: counts(r, "money", "Payments and refunds, by what happened to them"),
             audits: counts(r, "audits", "Audits made, by outcome"),
             ledger_refusals: with(
                 r,
@@ -171,6 +192,18 @@ impl Metrics {
                 r,
                 "clerk_lag_seconds",
                 "From a claim's grant to its order in the ledger, oldest of each batch",
+                seconds(),
+            ),
+            sweeper_batch_orders: with(
+                r,
+                "sweeper_batch_orders",
+                "Unpaid orders closed per ledger transaction",
+                claims(),
+            ),
+            sweeper_lag_seconds: with(
+                r,
+                "sweeper_lag_seconds",
+                "From an order's deadline to its closing, oldest of each batch",
                 seconds(),
             ),
             audit_seconds: with(r, "audit_seconds", "Time of an audit", seconds()),
@@ -269,6 +302,34 @@ label! {
 }
 
 label! {
+    /// Why an order let go of its units.
+    Letting, "cause": Timeout = "timeout", Cancelled = "cancelled", Refunded = "refunded",
+}
+
+label! {
+    /// What came of looking for a unit for late money. `claimed` makes the order paid, `waits` is asked again, the
+    /// others are refunds with that reason.
+    LateMoney, "outcome":
+    Claimed = "claimed", Waits = "waits", NoUnitLeft = "no_unit_left", OtherLive = "other_live",
+    SaleEnded = "sale_ended", OtherRefund = "other_refund",
+}
+
+impl LateMoney {
+    pub const fn of(revival: Revival) -> Self {
+        match revival {
+            Revival::Claimed => Self::Claimed,
+            Revival::Wait => Self::Waits,
+            Revival::RefundDue(RefundReason::NoUnitLeft) => Self::NoUnitLeft,
+            Revival::RefundDue(RefundReason::OtherLive) => Self::OtherLive,
+            Revival::RefundDue(RefundReason::SaleEnded) => Self::SaleEnded,
+            Revival::RefundDue(_) => Self::OtherRefund,
+        }
+    }
+}
+
+label! { Inquiry, "answer": Paid = "paid", NotPaid = "not_paid", None = "none" }
+
+label! {
     /// How far a buyer came in one sale: what the operator's funnel shows.
     Step, "step":
     Pass = "pass", Try = "try", Granted = "granted", SoldOut = "sold_out", AlreadyOrdered = "already_ordered",
@@ -279,6 +340,20 @@ label! {
     /// What became of an attempt to deliver an event; `parked` counts those given up, beside `failed`.
     Delivery, "outcome":
     Delivered = "delivered", Failed = "failed", Parked = "parked",
+}
+
+label! {
+    /// What became of a provider's notification.
+    CallbackOutcome, "outcome":
+    Recorded = "recorded", Refused = "refused", NotDurable = "not_durable",
+}
+
+label! {
+    /// What happened to a payment or to its money. `refund_failed` and `unasked` need a person.
+    MoneyOutcome, "outcome":
+    Started = "started", NotStarted = "not_started", Applied = "applied", Late = "late", Waiting = "waiting",
+    Duplicate = "duplicate", RefundDue = "refund_due", RefundRetried = "refund_retried", Refunded = "refunded",
+    RefundFailed = "refund_failed", Unasked = "unasked",
 }
 
 label! { AuditOutcome, "outcome": Clean = "clean", Findings = "findings", Failed = "failed" }

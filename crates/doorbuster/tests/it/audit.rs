@@ -13,13 +13,14 @@ mod told;
 /// A thousand audits beside buyers, cancels, payments and stock changes.
 mod beside;
 
-use doorbuster::app::App;
+use doorbuster::ledger::SqliteLedger;
 use doorbuster::ledger::money::{Names, NewPayment, Notice, PaymentStarted, Taken, Told};
 use rules::audit::Kind;
 use rules::buyer::BuyerId;
 use rules::id::{OrderId, PaymentId};
 use rules::money::Money;
 use rules::payment::{Capture, CaptureKey};
+use rules::time::UnixMs;
 use rules::wire::{AuditRequest, AuditView};
 use serde_json::Value;
 
@@ -49,13 +50,13 @@ fn capture_notice(event: &str, names: Names, amount: i64) -> Notice {
 }
 
 /// Pays an order in the ledger, as a provider's callback would.
-async fn pay(app: &App, order: OrderId, name: &str, quantity: i64) -> PaymentId {
+async fn pay(ledger: &SqliteLedger, order: OrderId, name: &str, quantity: i64, now: UnixMs) -> PaymentId {
     let id = PaymentId(rand::random());
     let wanted = NewPayment { id, order, buyer: buyer(name), provider: "sandbox".to_owned() };
-    let started = app.ledger.start_payment(wanted, app.clock.now()).await.unwrap();
+    let started = ledger.start_payment(wanted, now).await.unwrap();
     assert!(matches!(started, PaymentStarted::New { .. }), "{started:?}");
     let notice = capture_notice(&id.to_string(), Names::Payment(id.to_string()), PRICE * quantity);
-    let taken = app.ledger.take_notice(notice, app.clock.now()).await.unwrap();
+    let taken = ledger.take_notice(notice, now).await.unwrap();
     assert!(matches!(taken, Taken::Capture(_)), "{taken:?}");
     id
 }

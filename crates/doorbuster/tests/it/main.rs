@@ -79,6 +79,9 @@ mod audit;
 #[path = "../../../../examples/receiver.rs"]
 mod receiver;
 
+/// Paying, callbacks, the sandbox, refunds.
+mod money;
+
 /// Requests with an Idempotency-Key.
 mod operator_repeat;
 
@@ -93,6 +96,9 @@ mod buyer_try;
 
 /// Orders after the try: reading, waiting, listing, cancelling.
 mod buyer_orders;
+
+/// Units on their way back: deadlines, late money, refunds.
+mod returns;
 
 /// WebSocket and event streams.
 mod push;

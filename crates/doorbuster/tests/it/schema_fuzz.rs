@@ -27,8 +27,8 @@ mod heavy {
 
     /// Calls with rules that no JSON schema can say, so that a fitting body may still be told `422`: times in their
     /// order or ahead of now, two prices in one currency that exists, a stock that two numbers make, a length in bytes,
-    /// a quantity that each offer limits by itself, a sale that must exist.
-    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 14] = [
+    /// a quantity that each offer limits by itself, a provider that the shop has set up, a sale that must exist.
+    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 15] = [
         ("POST", "/admin/v1/sales"),
         ("PATCH", "/admin/v1/sales/{sale}"),
         ("POST", "/admin/v1/sales/{sale}/offers"),
@@ -43,16 +43,18 @@ mod heavy {
         ("GET", "/admin/v1/orders/export.csv"),
         ("POST", "/api/v1/demo/login"),
         ("POST", "/api/v1/offers/{offer}/orders"),
+        ("POST", "/api/v1/orders/{id}/payment"),
     ];
 
     /// Where a generated value is often replaced by one that names something.
-    const NAMES: [(&str, &str); 14] = [
+    const NAMES: [(&str, &str); 15] = [
         ("path.sale", "sales"),
         ("path.offer", "offers"),
         ("path.id", "orders"),
         ("path.order", "orders"),
         ("path.buyer", "buyers"),
         ("path.webhook", "webhooks"),
+        ("path.payment", "payments"),
         ("query.sale", "sales"),
         ("query.offer", "offers"),
         ("query.order", "orders"),
@@ -142,7 +144,7 @@ mod heavy {
     }
 
     /// Sales in several states, with an order, a pass that was used and one that was not.
-    async fn names(app: &TestApp) -> [(&'static str, Vec<String>); 7] {
+    async fn names(app: &TestApp) -> [(&'static str, Vec<String>); 8] {
         let with = |mut draft: Value, field: &str, value: &str| {
             draft[field] = json!(value);
             draft
@@ -161,6 +163,9 @@ mod heavy {
         let ann = app.buyer("ann");
         let used = ann.mint(open.offer());
         let order = id_of(&ann.buy_with(open.offer(), &used, 1, 202).await);
+        ann.order(&order).await;
+        let pay = format!("/api/v1/orders/{order}/payment");
+        let payment = ann.call("POST", &pay, Some(&json!({"provider": "sandbox"})), 200).await;
         let unused = ann.mint(sales[0].offer());
         // Disabled: the fuzzer is after our answers, not after a stranger's server.
         let hook = json!({"url": "https://shop.example/hooks", "disabled": true});
@@ -174,6 +179,7 @@ mod heavy {
             ("buyers", vec!["ann".to_owned(), "ben".to_owned()]),
             ("passes", vec![used, unused]),
             ("webhooks", vec![id_of(&webhook)]),
+            ("payments", vec![payment["payment_id"].as_str().unwrap().to_owned()]),
             ("audits", vec![id_of(&audit)]),
         ]
     }

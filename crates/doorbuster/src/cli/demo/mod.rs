@@ -166,7 +166,10 @@ impl Demo {
             "    field() { sed 's/.*\"'$1'\":\"\\([^\"]*\\)\".*/\\1/'; }".to_owned(),
             "    TOKEN=$(curl -s $SHOP/api/v1/demo/login --json '{\"buyer\":\"me\"}' | field token)".to_owned(),
             "    PASS=$(curl -s $SHOP/api/v1/offers/$OFFER/pass --oauth2-bearer $TOKEN --json '{}' | field pass)".to_owned(),
-            "    curl -i $SHOP/api/v1/offers/$OFFER/orders -H 'Prefer: wait=2' --json '{\"pass\":\"'$PASS'\",\"quantity\":1}'".to_owned(),
+            "    ORDER=$(curl -s $SHOP/api/v1/offers/$OFFER/orders -H 'Prefer: wait=2' --json '{\"pass\":\"'$PASS'\",\"quantity\":1}' | field id)".to_owned(),
+            "    curl -s $SHOP/api/v1/orders/$ORDER/payment --oauth2-bearer $TOKEN --json '{\"provider\":\"sandbox\"}'".to_owned(),
+            String::new(),
+            "  The last line answers a pay_url: a page that plays the payment provider.".to_owned(),
             String::new(),
         ];
         say::answer(&lines.join("\n"));

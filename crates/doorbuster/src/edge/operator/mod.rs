@@ -11,6 +11,8 @@ mod offers;
 
 mod orders;
 
+mod payments;
+
 mod refusals;
 
 mod registrations;
@@ -91,6 +93,10 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(orders::search))
         .routes(routes!(orders::export))
         .routes(routes!(orders::get))
+        .routes(routes!(payments::refund))
+        .routes(routes!(payments::list))
+        .routes(routes!(payments::get))
+        .routes(routes!(payments::retry))
         .routes(routes!(blocks::list))
         .routes(routes!(blocks::get, blocks::put, blocks::lift))
         .routes(routes!(webhooks::create, webhooks::list))

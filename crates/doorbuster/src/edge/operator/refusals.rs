@@ -42,6 +42,10 @@ operator_refusals! {
     OfChange = Malformed NotFound NotEditable TooLarge UnsupportedMediaType InvalidRequest;
     /// Changing stock.
     OfStock = Malformed NotFound StockBelowLive KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
+    /// Returning money.
+    OfRefund = Malformed NotFound NotRefundable KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
+    /// Trying again to return money.
+    OfRetry = NotFound NotRefundable KeyReused NotYet InvalidRequest;
     /// Looking at all there is.
     OfAll = ;
     /// Changing a webhook.

@@ -13,9 +13,9 @@ use rusqlite::{Connection, Transaction, params};
 
 use super::orders::{ORDER_COLUMNS, ORDER_COLUMNS_COUNT, Shelf, event_data, find, read_order, write_event};
 use super::payments::{self, PAYMENT_COLUMNS, read_payment};
-use super::{SqliteLedger, Urgency, column, strikes};
+use super::{SqliteLedger, Urgency, column, signed, strikes};
 use crate::crash;
-use crate::ledger::money::{ClosedBatch, Lapsed, NextDue, Overdue, Released};
+use crate::ledger::money::{ClosedBatch, DuePlace, Lapsed, NextDue, Overdue, Released};
 use crate::ledger::{LedgerError, LedgerResult, Order};
 
 /// Where money may still come from: whoever is sent to a provider, or has paid there, keeps the order open.
@@ -54,8 +54,24 @@ impl SqliteLedger {
     }
 
     /// Orders whose `pay_by` has come while somebody is paying them, the earliest first: their providers are asked.
-    pub async fn overdue(&self, now: UnixMs, limit: u32) -> LedgerResult<Vec<Overdue>> {
-        self.read(move |connection| Ok(find_overdue(connection, now, limit)?)).await
+    /// Those after the place `after`, which [`Overdue::place`] of the last one tells.
+    pub async fn overdue(
+        &self,
+        now: UnixMs,
+        after: Option<DuePlace>,
+        limit: u32,
+    ) -> LedgerResult<Vec<Overdue>> {
+        self.read(move |connection| Ok(find_overdue(connection, now, after, limit)?)).await
+    }
+
+    /// The first deadline after `after`, whether or not somebody is paying. One look into an index.
+    pub async fn next_deadline(&self, after: UnixMs) -> LedgerResult<Option<UnixMs>> {
+        self.read(move |connection| {
+            let sql = "select min(pay_by) from orders indexed by orders_due
+                 where state = 'awaiting_payment' and pay_by > ?1";
+            Ok(connection.prepare_cached(sql)?.query_row([after.0], |row| column::time_option(row, 0))?)
+        })
+        .await
     }
 
     /// When the next unpaid orders are due.
@@ -197,6 +213,7 @@ fn close_asked(
     if is_struck(&order, recorded_at, outages) {
         strikes::strike(transaction, &numbers(std::iter::once(&order)), now)?;
     }
+    crash::point("ledger.committing");
     Ok(Lapsed::Closed { released: Box::new(Released { order, change_no, restock: true }), payment })
 }
 
@@ -206,16 +223,24 @@ fn recorded_at(connection: &Connection, id: OrderId) -> rusqlite::Result<UnixMs>
         .query_row([id.to_bytes()], |row| column::time(row, 0))
 }
 
-fn find_overdue(connection: &Connection, now: UnixMs, limit: u32) -> rusqlite::Result<Vec<Overdue>> {
+/// Walks over what is due, not over all that are being paid: of the former little is left, the latter may be a crowd.
+fn find_overdue(
+    connection: &Connection,
+    now: UnixMs,
+    after: Option<DuePlace>,
+    limit: u32,
+) -> rusqlite::Result<Vec<Overdue>> {
     let sql = format!(
         "select {ORDER_COLUMNS}, {PAYMENT_COLUMNS}
-         from payments indexed by payments_one_open_per_order cross join orders using (order_id)
+         from orders indexed by orders_due cross join payments indexed by payments_one_open_per_order using (order_id)
              cross join offers using (offer_no) cross join sales using (sale_no)
-         where payments.state = 'started' and orders.state = 'awaiting_payment' and orders.pay_by <= ?1
-         order by orders.pay_by, orders.order_no limit ?2"
+         where orders.state = 'awaiting_payment' and orders.pay_by <= ?1 and payments.state = 'started'
+             and orders.pay_by >= ?2 and (orders.pay_by, orders.order_no) > (?2, ?3)
+         order by orders.pay_by, orders.order_no limit ?4"
     );
+    let DuePlace { pay_by, no } = after.unwrap_or(DuePlace { pay_by: UnixMs(i64::MIN), no: 0 });
     let mut statement = connection.prepare_cached(&sql)?;
-    let rows = statement.query_map(params![now.0, limit], |row| {
+    let rows = statement.query_map(params![now.0, pay_by.0, signed(no), limit], |row| {
         Ok(Overdue { order: read_order(row)?, payment: read_payment(row, ORDER_COLUMNS_COUNT)? })
     })?;
     rows.collect()

@@ -11,6 +11,8 @@ mod events;
 
 mod orders;
 
+mod outages;
+
 mod payments;
 
 mod refunds;
@@ -48,6 +50,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0002_image_copies.sql"),
     include_str!("../../../migrations/sqlite/0003_money.sql"),
     include_str!("../../../migrations/sqlite/0004_webhooks.sql"),
+    include_str!("../../../migrations/sqlite/0005_outages.sql"),
     include_str!("../../../migrations/sqlite/0008_audits.sql"),
 ];
 

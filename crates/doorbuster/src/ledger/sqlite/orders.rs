@@ -17,6 +17,7 @@ use rusqlite::{
 
 use super::{SqliteLedger, Urgency, column, payments, settling, signed};
 use crate::crash;
+use crate::ledger::money::Released;
 use crate::ledger::{Cancelled, LedgerError, LedgerResult, Order, OrderPage, OrderSearch, Record, Recorded};
 use crate::queue::Claim;
 
@@ -108,19 +109,23 @@ impl SqliteLedger {
         self.transact(Urgency::Settle, move |transaction| cancel(transaction, id, &buyer, now)).await
     }
 
-    /// When the next unpaid order of each of these offers must be paid.
+    /// When the next unpaid order of each of these offers must be paid. Offers without one are passed over by their
+    /// counters; for the others the walk by deadline ends at the first order that is theirs.
     pub async fn next_returns(&self, sale: SaleId) -> LedgerResult<HashMap<OfferId, UnixMs>> {
         self.read(move |connection| {
             let mut statement = connection.prepare_cached(
-                "select offers.offer_id, min(orders.pay_by)
-                 from orders indexed by orders_due join offers using (offer_no) join sales using (sale_no)
-                 where orders.state = 'awaiting_payment' and orders.pay_by is not null and sales.sale_id = ?1
-                 group by offers.offer_no",
+                "select offer_id,
+                     (select pay_by from orders indexed by orders_due
+                      where state = 'awaiting_payment' and pay_by is not null and orders.offer_no = offers.offer_no
+                      order by pay_by limit 1)
+                 from offers join sales using (sale_no)
+                 where sales.sale_id = ?1 and live_units > paid_units",
             )?;
             let rows = statement.query_map([sale.to_bytes()], |row| {
-                Ok((OfferId(column::id(row, 0)?), column::time(row, 1)?))
+                Ok((OfferId(column::id(row, 0)?), column::time_option(row, 1)?))
             })?;
-            Ok(rows.collect::<Result<_, _>>()?)
+            let due = rows.filter_map(|row| row.map(|(offer, at)| at.map(|at| (offer, at))).transpose());
+            Ok(due.collect::<Result<_, _>>()?)
         })
         .await
     }
@@ -433,9 +438,9 @@ fn cancel(
     if !OnTheWay::of(states, Asked::NotYet).lets_cancel() {
         return Ok(Cancelled::MoneyIsHere);
     }
-    write_event(transaction, &mut order, Event::Cancelled, Shelf::Same, now)?;
-    payments::close_open(transaction, id, now)?;
-    Ok(Cancelled::Closed(order))
+    let change_no = write_event(transaction, &mut order, Event::Cancelled, Shelf::Same, now)?;
+    let payment = payments::close_open(transaction, id, now)?;
+    Ok(Cancelled::Closed { released: Box::new(Released { order, change_no, restock: true }), payment })
 }
 
 /// What happens to the offer's stock when an order lets go of its units.

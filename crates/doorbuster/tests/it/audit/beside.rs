@@ -1,4 +1,4 @@
-//! A thousand audits beside buyers who buy, cancel and pay, and an operator who changes the stock, refunds and publishes:
+//! A thousand audits beside buyers who buy, cancel, pay in time and pay late, and an operator who changes stock and refunds:
 //! work on its way is no finding. At the end everything has come to rest, and one look is clean.
 
 mod heavy {
@@ -13,6 +13,7 @@ mod heavy {
     use doorbuster::gate::{Claimed, Try};
     use doorbuster::ledger::audit::{Doubt, Scope};
     use doorbuster::ledger::money::{NewPayment, RefundEnd};
+    use doorbuster::telemetry::metrics::{Letting, OrderOutcome};
     use rand::RngExt as _;
     use rand::rngs::StdRng;
     use rules::admission::Verdict;
@@ -20,7 +21,7 @@ mod heavy {
     use rules::wire::AuditRequest;
 
     use super::super::{PRICE, audit, buyer, capture_notice, findings};
-    use crate::app::TestApp;
+    use crate::app::{TestApp, draft};
     use crate::torture::Torture;
 
     /// Audits of one round. A thousand, and each is held against the one a while before it.
@@ -32,6 +33,12 @@ mod heavy {
     const BUYERS: u32 = 300;
     const WORKERS: u64 = 4;
     const STOCK: u32 = 120;
+
+    /// The second sale's time to pay, in seconds: many of its orders lapse, and money comes late.
+    const PAY_WITHIN_S: u32 = 1;
+
+    /// Orders that a worker remembers, to pay them late.
+    const REMEMBERED: usize = 30;
 
     /// Between two deeds of a worker: enough orders to be a storm, few enough to read them a thousand times.
     const PAUSE: Duration = Duration::from_millis(12);
@@ -45,23 +52,30 @@ mod heavy {
 
     impl Storm {
         async fn rage(&self, mut chance: StdRng) {
+            let mut past = VecDeque::new();
             while !self.over.load(Ordering::Acquire) {
-                self.one_buyer(&mut chance).await;
+                self.one_buyer(&mut chance, &mut past).await;
                 self.deeds.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(PAUSE).await;
             }
         }
 
-        async fn one_buyer(&self, chance: &mut StdRng) {
+        async fn one_buyer(&self, chance: &mut StdRng, past: &mut VecDeque<(OrderId, String, u32)>) {
             let name = format!("buyer {}", chance.random_range(0..BUYERS));
             let offer = self.offers[chance.random_range(0..self.offers.len())];
+            if past.len() > REMEMBERED
+                && let Some((order, name, quantity)) = past.pop_front()
+            {
+                // Long ago: in the sale with little time it has lapsed by now.
+                self.pay(order, &name, quantity, false).await;
+            }
             let Some((order, quantity)) = self.claim(offer, &name, chance).await else { return };
             match chance.random_range(0..10) {
                 0..4 => {
                     self.app.cancel(order, &buyer(&name)).await.unwrap();
                 }
                 4..7 => self.pay(order, &name, quantity, chance.random_bool(0.5)).await,
-                _ => {}
+                _ => past.push_back((order, name, quantity)),
             }
         }
 
@@ -94,7 +108,7 @@ mod heavy {
             ledger.take_notice(notice, now).await.unwrap();
             let paid = ledger.order(order).await.unwrap().and_then(|order| order.payment);
             let Some(paid) = paid.filter(|_| refund) else { return };
-            let restock = true;
+            let restock = order.0.is_multiple_of(2);
             ledger.refund_order(order, restock, now).await.unwrap();
             ledger.refund_begun(paid, now.plus_s(600), now).await.unwrap();
             if let RefundEnd::Done { released: Some(released), .. } =
@@ -102,7 +116,7 @@ mod heavy {
             {
                 // A moment in which the ledger knows and the gate does not.
                 tokio::time::sleep(PAUSE).await;
-                give_back(&self.app, &released);
+                self.app.give_back(&released);
             }
         }
 
@@ -128,7 +142,9 @@ mod heavy {
 
     async fn one_round(torture: &Torture, round: u64) {
         let server = TestApp::with(&["audit.every_s=0"]).await;
-        let sales = [server.open_sale(STOCK).await, server.open_sale(STOCK).await];
+        let mut hurried = draft(STOCK);
+        hurried["pay_within_s"] = PAY_WITHIN_S.into();
+        let sales = [server.open_sale(STOCK).await, server.publish(hurried).await];
         let storm = Arc::new(Storm {
             app: Arc::clone(&server.app),
             offers: sales.iter().map(|sale| sale.offer().parse().unwrap()).collect(),
@@ -150,15 +166,18 @@ mod heavy {
             ended.unwrap();
         }
         server.settled().await;
+        let lapsed = server.app.metrics.releases.get(Letting::Timeout);
+        let revived = server.app.metrics.orders.get(OrderOutcome::Revived);
         let view = audit(&server, AuditRequest::default()).await;
         assert_eq!(findings(&view), [], "at rest: {:#?}", view.findings);
         let deeds = storm.deeds.load(Ordering::Relaxed);
         println!(
-            "{AUDITS} audits beside {deeds} deeds and {} orders; {doubts} doubts dissolved; a piece of the gate was \
-             locked for {longest:?} at most",
+            "{AUDITS} audits beside {deeds} deeds and {} orders, of which {lapsed} lapsed and {revived} were revived; {doubts} \
+             doubts dissolved; a piece of the gate was locked for {longest:?} at most",
             view.orders
         );
         assert!(deeds > 500, "only {deeds} deeds: no storm");
+        assert!(lapsed > 0 && revived > 0, "no deadlines, or no late money: {lapsed}, {revived}");
         assert!(doubts > 0, "nothing was ever under way: the storm proves nothing");
     }
 
@@ -182,13 +201,5 @@ mod heavy {
             before.push_back((taken_at, cut.doubts));
         }
         (longest, doubts)
-    }
-
-    fn give_back(app: &App, released: &doorbuster::ledger::money::Released) {
-        let offer = app.gate.memory.offer(released.order.offer).unwrap();
-        app.gate.memory.release(&offer, released.order.buyer.as_str(), released.order.id);
-        if !released.restock {
-            let _ = app.gate.memory.surrender(&offer, released.order.quantity);
-        }
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use doorbuster::auditor::folder;
 use doorbuster::clock::Clock;
+use doorbuster::ledger::SqliteLedger;
 use doorbuster::ledger::money::{RefundAsked, RefundEnd};
 use doorbuster::queue::{Claim, claim::encode};
 use rules::audit::{Kind, Mending};
@@ -21,7 +22,7 @@ use crate::app::{TestApp, settings};
 const LEDGER: &str = "doorbuster.db";
 const JOURNAL: &str = "journal.db";
 
-/// A folder with a past, its offer, and the last claim of its journal.
+/// A folder with a past, and its offer.
 struct Past {
     folder: TempDir,
     offer: String,
@@ -30,26 +31,35 @@ struct Past {
 async fn past() -> Past {
     let app = TestApp::start().await;
     let sale = app.open_sale(15).await;
-    let (offer, ledger) = (sale.offer().to_owned(), &app.app.ledger);
+    let offer = sale.offer().to_owned();
     let hook = json!({"url": "https://shop.example/hooks", "disabled": true});
     app.operate("POST", "/admin/v1/webhooks", Some(&hook), 201).await;
     let more = json!({"change": 5, "change_id": "c"});
     app.operate("POST", &format!("/admin/v1/offers/{offer}/stock"), Some(&more), 200).await;
+    // Ann cancels and buys again; Dan lets it lapse; Bob pays; Eve is refunded, Fay is being refunded, and Gil's units leave
+    // the shelf.
     bought(&app, &offer, "dan", 1).await;
-    let lapsed = ledger.close_due(app.app.clock.now().plus_s(1_000), 10, vec![]).await.unwrap();
-    assert_eq!(lapsed.closed.len(), 1);
-    // Ann cancels and buys again; Bob has paid; Eve was refunded; Fay is being refunded; Gil's units left the shelf.
     for name in ["ann", "cyd"] {
         let order = bought(&app, &offer, name, 1).await;
         app.app.cancel(order, &buyer(name)).await.unwrap();
     }
     bought(&app, &offer, "ann", 1).await;
     let bob = bought(&app, &offer, "bob", 2).await;
-    pay(&app.app, bob, "bob", 2).await;
+    let mut refunds = Vec::new();
     for (name, restock) in [("eve", true), ("fay", true), ("gil", false)] {
-        let order = bought(&app, &offer, name, 1).await;
-        let payment = pay(&app.app, order, name, 1).await;
-        let now = app.app.clock.now();
+        refunds.push((bought(&app, &offer, name, 1).await, name, restock));
+    }
+    let zoe = bought(&app, &offer, "zoe", 1).await;
+    app.app.cancel(zoe, &buyer("zoe")).await.unwrap();
+    let now = app.app.clock.now();
+    let folder = app.stop().await;
+    // Without a server: its workers would go on with what is half done here.
+    let ledger = SqliteLedger::open(&folder.path().join(LEDGER), None, [0; 16]).unwrap();
+    let lapsed = ledger.close_due(now.plus_s(1_000), 1, vec![]).await.unwrap();
+    assert_eq!(lapsed.closed[0].order.buyer, buyer("dan"));
+    pay(&ledger, bob, "bob", 2, now).await;
+    for (order, name, restock) in refunds {
+        let payment = pay(&ledger, order, name, 1, now).await;
         let asked = ledger.refund_order(order, restock, now).await.unwrap();
         assert!(matches!(asked, RefundAsked::Begun { .. }), "{asked:?}");
         if name != "fay" {
@@ -58,15 +68,18 @@ async fn past() -> Past {
             assert!(matches!(end, RefundEnd::Done { .. }), "{end:?}");
         }
     }
-    let zoe = bought(&app, &offer, "zoe", 1).await;
-    app.app.cancel(zoe, &buyer("zoe")).await.unwrap();
-    Past { folder: app.stop().await, offer }
+    ledger.close();
+    Past { folder, offer }
 }
 
 fn copy_of(past: &Past) -> TempDir {
     let copy = tempfile::tempdir().unwrap();
-    for name in [LEDGER, JOURNAL] {
-        std::fs::copy(past.folder.path().join(name), copy.path().join(name)).unwrap();
+    // What the last server wrote may still stand in the logs beside the files.
+    for name in [LEDGER, JOURNAL].into_iter().flat_map(|name| [name.to_owned(), format!("{name}-wal")]) {
+        let from = past.folder.path().join(&name);
+        if from.exists() {
+            std::fs::copy(from, copy.path().join(&name)).unwrap();
+        }
     }
     copy
 }
