@@ -109,12 +109,11 @@ impl Compared {
         let doubt =
             |kind, units| Doubt::new(kind, Some(order.offer), i64::from(units)).about("order_id", order.id);
         match held {
-            Some(held) if order.status.holds_units => {
-                if held.quantity != order.quantity {
-                    let doubt = doubt(Kind::GateQuantity, order.quantity).with("in_the_gate", held.quantity);
-                    self.doubts.push(doubt.with("in_the_ledger", order.quantity));
-                }
+            Some(held) if order.status.holds_units && held.quantity != order.quantity => {
+                let doubt = doubt(Kind::GateQuantity, order.quantity).with("in_the_gate", held.quantity);
+                self.doubts.push(doubt.with("in_the_ledger", order.quantity));
             }
+            Some(_) if order.status.holds_units => {}
             // On its way to the disk: late money that looks for a unit.
             Some(Held { durable: false, .. }) => {}
             Some(held) => {

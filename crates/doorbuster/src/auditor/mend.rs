@@ -94,8 +94,7 @@ impl Mender<'_> {
         self.0
             .ledger
             .with_order_still(order, move |still| {
-                let (Some(still), Some(offer)) = (still.filter(|still| is_over(still)), gate.offer(offer))
-                else {
+                let (Some(still), Some(offer)) = (still.filter(is_over), gate.offer(offer)) else {
                     return false;
                 };
                 let buyer = still.order.buyer.as_str();
