@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::auditor::{self, Auditor};
 use crate::catalogue::{Catalogue, is_public};
 use crate::clock::Clock;
 use crate::config::Settings;
@@ -39,7 +40,7 @@ use crate::sweeper::{self, Captures, Outages};
 use crate::telemetry::Metrics;
 
 /// The journal's file in the data folder.
-const JOURNAL_FILE: &str = "journal.db";
+pub(crate) const JOURNAL_FILE: &str = "journal.db";
 
 /// How often the housekeeper looks around.
 const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(1);
@@ -72,6 +73,7 @@ pub struct App {
     pub outages: Outages,
     /// Money that is here and not decided.
     pub captures: Captures,
+    pub auditor: Auditor,
     /// Tries per buyer.
     pub buyer_rate: Buckets,
     /// Requests per address that carry neither a valid pass nor a valid token.
@@ -227,7 +229,7 @@ pub async fn migrate(settings: &Settings) -> anyhow::Result<Migrated> {
 }
 
 /// One process per data folder: two gates on one ledger would sell everything twice.
-fn lock_data_dir(data_dir: &Path) -> anyhow::Result<File> {
+pub(crate) fn lock_data_dir(data_dir: &Path) -> anyhow::Result<File> {
     std::fs::create_dir_all(data_dir)
         .with_context(|| format!("cannot make the data folder {}", data_dir.display()))?;
     let path = data_dir.join("lock");
@@ -308,6 +310,7 @@ pub async fn open(
         refunds: Refunds::default(),
         outages: Outages::default(),
         captures: Captures::default(),
+        auditor: Auditor::new(clock.now()),
         buyer_rate: Buckets::new(limits.per_buyer_per_s, limits.per_buyer_burst, limits.limiter_keys),
         address_rate: Buckets::new(limits.per_ip_per_s, limits.per_ip_burst, limits.limiter_keys),
         in_flight: InFlight::new(limits.in_flight, limits.waiters, limits.reserve),
@@ -428,6 +431,7 @@ fn start_housekeeping(app: &Arc<App>) {
     app.tasks.spawn(dispatch::run(Arc::clone(app)));
     app.tasks.spawn(refunds::run(Arc::clone(app)));
     app.tasks.spawn(sweeper::run(Arc::clone(app)));
+    app.tasks.spawn(auditor::watch::run(Arc::clone(app)));
     let keeper = Arc::clone(app);
     app.tasks.spawn(async move {
         let shutdown = keeper.shutdown.clone();

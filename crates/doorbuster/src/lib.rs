@@ -36,6 +36,9 @@ pub mod desk;
 /// Marks against buyers, in the ledger and in memory.
 pub mod strikes;
 
+/// Who compares all of it.
+pub mod auditor;
+
 /// The composition root.
 pub mod app;
 

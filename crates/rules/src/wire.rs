@@ -1,9 +1,12 @@
 //! What travels over HTTP: the JSON of the outside contract, once, for the server and for its clients.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::id::{EventId, OfferId, OrderId, PaymentId, SaleId, WebhookId};
+use crate::audit::Kind;
+use crate::id::{AuditId, EventId, OfferId, OrderId, PaymentId, SaleId, WebhookId};
 use crate::money::Money;
 use crate::order::{Reason, State};
 use crate::payment::{RefundReason, State as PaymentState};
@@ -604,6 +607,74 @@ pub struct Problem {
     pub field: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available: Option<u32>,
+}
+
+/// What is to be audited, and whether what is proven safe is mended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AuditRequest {
+    /// Mends what is proven safe. Without it nothing is changed.
+    #[serde(default)]
+    pub repair: bool,
+    /// Only this sale; what belongs to no sale is then left out.
+    pub sale_id: Option<SaleId>,
+    /// Only this offer.
+    pub offer_id: Option<OfferId>,
+}
+
+/// How far an audit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AuditState {
+    /// Under way, or waiting for another one to end.
+    Running,
+    Done,
+    /// It could not be finished; `problem` says why.
+    Failed,
+}
+
+/// An audit and what it found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AuditView {
+    pub id: AuditId,
+    pub state: AuditState,
+    /// Whether it mends what is proven safe.
+    pub repair: bool,
+    pub sale_id: Option<SaleId>,
+    pub offer_id: Option<OfferId>,
+    #[schema(value_type = String, format = DateTime)]
+    pub started_at: UnixMs,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub ended_at: Option<UnixMs>,
+    /// Whether nothing was found; unknown until it is done.
+    pub clean: Option<bool>,
+    pub findings: Vec<AuditFinding>,
+    /// Findings beyond those that are listed.
+    pub more: u64,
+    /// Orders that were looked at.
+    pub orders: u64,
+    /// How often gate and ledger were compared: a second time when the first left a doubt.
+    pub cuts: u32,
+    /// The longest that any buyer's try can have waited for it at the gate, in microseconds.
+    pub held_up_us: u64,
+    /// Why it could not be finished.
+    pub problem: Option<String>,
+}
+
+/// A discrepancy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AuditFinding {
+    pub kind: Kind,
+    pub offer_id: Option<OfferId>,
+    /// Units it is about. Of counters and of the gate: below 0 when they show too many.
+    pub units: i64,
+    /// What is wrong, in a sentence.
+    pub detail: String,
+    /// What was seen: ids and numbers by name.
+    pub evidence: BTreeMap<String, String>,
+    pub repaired: bool,
+    /// What a person should do.
+    pub todo: Option<String>,
 }
 
 macro_rules! codes {

@@ -23,6 +23,7 @@ mod reach;
 /// Money and tables for people.
 mod table;
 
+mod audit;
 mod completions;
 mod config;
 mod demo;
@@ -65,6 +66,7 @@ enum Command {
     Payments(payments::Payments),
     Events(events::Events),
     Webhooks(webhooks::Webhooks),
+    Audit(audit::Audit),
     Migrate(migrate::Migrate),
     Config(config::Config),
     #[command(name = "openapi")]
@@ -97,6 +99,7 @@ pub async fn run(cli: Cli) -> ExitCode {
         Command::Payments(command) => command.run().await,
         Command::Events(command) => command.run().await,
         Command::Webhooks(command) => command.run().await,
+        Command::Audit(command) => command.run().await,
         Command::Migrate(command) => command.run().await,
         Command::Config(command) => command.run(),
         Command::OpenApi(command) => command.run(),

@@ -246,6 +246,13 @@ impl Settings {
         problems.range("webhooks.in_flight", self.webhooks.in_flight, 1..=1_000, "deliveries");
         problems.range("webhooks.retry_hours", self.webhooks.retry_hours, 1..=720, "hours");
         problems.range("webhooks.keep_hours", self.webhooks.keep_hours, 1..=87_600, "hours");
+        problems.range("audit.every_s", self.audit.every_s, 0..=86_400, SECONDS);
+        problems.range("audit.after_s", self.audit.after_s, 0..=86_400, SECONDS);
+        problems.range("audit.apart_ms", self.audit.apart_ms, 100..=600_000, "milliseconds");
+        problems.range("audit.queued_s", self.audit.queued_s, 5..=86_400, SECONDS);
+        problems.range("audit.unpaid_s", self.audit.unpaid_s, 10..=86_400, SECONDS);
+        problems.range("audit.captured_s", self.audit.captured_s, 10..=86_400, SECONDS);
+        problems.range("audit.refund_s", self.audit.refund_s, 60..=604_800, SECONDS);
     }
 
     fn check_relations(&self, problems: &mut Problems) {

@@ -49,6 +49,7 @@ pub struct Settings {
     pub images: ImagesSettings,
     pub webhooks: WebhooksSettings,
     pub broker: BrokerSettings,
+    pub audit: AuditSettings,
     pub telemetry: TelemetrySettings,
 }
 
@@ -235,6 +236,19 @@ pub struct BrokerSettings {
     pub in_flight: usize,
     #[serde(with = "unset_when_empty")]
     pub ca_file: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AuditSettings {
+    /// 0 = only when asked.
+    pub every_s: u32,
+    pub after_s: u32,
+    pub apart_ms: u32,
+    pub queued_s: u32,
+    pub unpaid_s: u32,
+    pub captured_s: u32,
+    pub refund_s: u32,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]

@@ -114,6 +114,18 @@ impl OfferGate {
         self.free.load(Ordering::Acquire)
     }
 
+    /// The ledger's `change_no` that the gate has seen last.
+    #[must_use]
+    pub fn change_no(&self) -> u64 {
+        self.change_no.load(Ordering::Acquire)
+    }
+
+    /// Its number in this process: what [`Held`] names it by.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.offer_no
+    }
+
     /// Whether the gate's numbers began with this change in them.
     #[must_use]
     pub fn began_with(&self, change_no: u64) -> bool {
@@ -538,6 +550,136 @@ impl MemoryGate {
         let index = usize::try_from(key.low).unwrap_or(0) % SHARDS;
         self.shards.get(index)
     }
+}
+
+/// An order that the gate holds units for, as an audit sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub order: OrderId,
+    /// See [`OfferGate::number`].
+    pub offer_no: u32,
+    pub quantity: u32,
+    /// Whether the grant is durable, or still on its way to the disk.
+    pub durable: bool,
+}
+
+/// An offer's units at the gate at one instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weight {
+    pub free: u32,
+    /// Units of all orders that hold some.
+    pub held: u64,
+}
+
+impl Weight {
+    /// Units that the gate lacks to make up this stock; below 0: it has too many.
+    #[must_use]
+    pub fn lacks(self, stock: u32) -> i64 {
+        let has = i64::try_from(self.held).unwrap_or(i64::MAX).saturating_add(i64::from(self.free));
+        i64::from(stock).saturating_sub(has)
+    }
+}
+
+/// What audits do. None of it is on the way of a try, except that a try may wait for a lock.
+impl MemoryGate {
+    /// Every offer that the gate knows.
+    #[must_use]
+    pub fn offers(&self) -> Vec<Arc<OfferGate>> {
+        self.offers.lock().values().map(Arc::clone).collect()
+    }
+
+    /// How many pieces there are for [`MemoryGate::held_in`].
+    #[must_use]
+    pub fn pieces(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Adds the orders that hold units in one piece of the gate. A try of one buyer in so many waits for it, for as
+    /// long as it takes to copy the piece; the pieces together are of different instants.
+    pub fn held_in(&self, piece: usize, into: &mut Vec<Held>) {
+        let Some(shard) = self.shards.get(piece) else { return };
+        // Memory is found before the lock is taken.
+        into.reserve(shard.table.used());
+        let _locked = shard.locked.lock();
+        shard.table.visit(|_, entry| into.extend(held(entry)));
+    }
+
+    /// The units of these offers at one instant: every try that may be granted waits until it is over. Orders in
+    /// `except` are not counted.
+    pub fn weigh(&self, offers: &[&OfferGate], except: &HashSet<OrderId>) -> Vec<Weight> {
+        let _locked: Vec<_> = self.shards.iter().map(|shard| shard.locked.lock()).collect();
+        self.weigh_locked(offers, except)
+    }
+
+    /// Makes the offer's free units what `stock` and the held orders leave, at one instant; answers how many units it
+    /// lacked before (below 0: had too many). Again is harmless. Units that are held are never taken from anybody: when
+    /// too few are free, fewer are taken.
+    pub fn level(&self, offer: &OfferGate, stock: u32, except: &HashSet<OrderId>) -> i64 {
+        let _locked: Vec<_> = self.shards.iter().map(|shard| shard.locked.lock()).collect();
+        let weight = self.weigh_locked(&[offer], except).first().copied().unwrap_or_default();
+        let lacks = weight.lacks(stock);
+        let units = u32::try_from(lacks.unsigned_abs()).unwrap_or(u32::MAX);
+        if lacks > 0 {
+            offer.put_back(units);
+        } else if lacks < 0 && offer.take(units.min(weight.free)).is_err() {
+            // Free units only change under a shard's lock, or in a stock change, which waits for the audit.
+            return 0;
+        }
+        lacks
+    }
+
+    /// The order that the gate holds units for, if it does so for this buyer.
+    pub fn live_order(&self, offer: &OfferGate, buyer: &str) -> Option<OrderId> {
+        let key = self.key(offer, buyer);
+        let shard = self.shard(key)?;
+        let _locked = shard.locked.lock();
+        shard.table.get(key).and_then(held).map(|held| held.order)
+    }
+
+    /// Forgets an order of which nobody knows the buyer: its units are free. `false` when the gate does not hold it.
+    pub fn forget(&self, offer: &OfferGate, order: OrderId) -> bool {
+        self.shards.iter().any(|shard| {
+            let _locked = shard.locked.lock();
+            let mut found = None;
+            shard.table.visit(|key, entry| {
+                if entry.mark == Mark::Live && entry.order == order.0 && entry.offer_no == offer.offer_no {
+                    found = Some((key, entry));
+                }
+            });
+            let Some((key, entry)) = found else { return false };
+            shard.table.set(key, &Entry { mark: Mark::Ended, ..entry }, |_| true);
+            offer.put_back(u32::from(entry.quantity));
+            true
+        })
+    }
+
+    fn weigh_locked(&self, offers: &[&OfferGate], except: &HashSet<OrderId>) -> Vec<Weight> {
+        let mut units: HashMap<u32, u64> = offers.iter().map(|offer| (offer.offer_no, 0)).collect();
+        for shard in &self.shards {
+            shard.table.visit(|_, entry| {
+                if let (Some(held), Some(sum)) = (held(entry), units.get_mut(&entry.offer_no))
+                    && !except.contains(&held.order)
+                {
+                    *sum += u64::from(held.quantity);
+                }
+            });
+        }
+        let weight = |offer: &&OfferGate| Weight {
+            free: offer.free(),
+            held: units.get(&offer.offer_no).copied().unwrap_or(0),
+        };
+        offers.iter().map(weight).collect()
+    }
+}
+
+fn held(entry: Entry) -> Option<Held> {
+    let durable = match entry.mark {
+        Mark::Pending => false,
+        Mark::Live => true,
+        Mark::Vacant | Mark::Ended => return None,
+    };
+    let (order, quantity) = (OrderId(entry.order), u32::from(entry.quantity));
+    Some(Held { order, offer_no: entry.offer_no, quantity, durable })
 }
 
 /// Where a grant stands, under the lock of its shard.

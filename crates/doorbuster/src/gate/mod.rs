@@ -24,7 +24,9 @@ use crate::crash;
 use crate::queue::reply::Reply;
 use crate::queue::{Claim, JournalHandle, Revive, Unrecorded};
 
-pub use memory::{Decision, Grant, MemoryGate, OfferGate, Outcome, Release, Returned, Seed, SeedOrder, Try};
+pub use memory::{
+    Decision, Grant, Held, MemoryGate, OfferGate, Outcome, Release, Returned, Seed, SeedOrder, Try, Weight,
+};
 pub use room::{Permit, Room};
 pub use roster::Roster;
 

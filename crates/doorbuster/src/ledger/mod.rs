@@ -1,6 +1,9 @@
 //! The ledger: the only truth. One method is one business verb and one transaction; its doc says what is durable when
 //! it returns and what a retry does. Nothing here knows HTTP.
 
+/// The ledger's words for audits.
+pub mod audit;
+
 /// The worker that turns batches of claims into orders.
 pub mod clerk;
 

@@ -46,6 +46,7 @@ pub struct Metrics {
     pub broker_deliveries: Arc<Counts<Delivery>>,
     pub callbacks: Arc<Counts<CallbackOutcome>>,
     pub money: Arc<Counts<MoneyOutcome>>,
+    pub audits: Arc<Counts<AuditOutcome>>,
     /// Embedded, the ledger never refuses what the gate granted. Anything but zero is a defect.
     pub ledger_refusals: Counter,
     /// Journal commits that did not happen, and whose buyers were told so: a full disk, mostly.
@@ -66,6 +67,8 @@ pub struct Metrics {
     pub webhooks_disabled: Gauge,
     pub broker_connected: Gauge,
     pub broker_lag_seconds: Gauge,
+    pub audit_findings: Gauge,
+    pub audit_last_clean_timestamp_seconds: Gauge,
     pub journal_batch_claims: Histogram,
     pub journal_commit_seconds: Histogram,
     pub clerk_batch_claims: Histogram,
@@ -73,6 +76,9 @@ pub struct Metrics {
     pub clerk_lag_seconds: Histogram,
     pub sweeper_batch_orders: Histogram,
     pub sweeper_lag_seconds: Histogram,
+    pub audit_seconds: Histogram,
+    /// How long an audit kept a lock of the gate.
+    pub audit_gate_hold_seconds: Histogram,
 }
 
 impl Default for Metrics {
@@ -128,6 +134,7 @@ impl Metrics {
             ),
             callbacks: counts(r, "callbacks", "Notifications of payment providers, by what became of them"),
             money: counts(r, "money", "Payments and refunds, by what happened to them"),
+            audits: counts(r, "audits", "Audits made, by outcome"),
             ledger_refusals: with(
                 r,
                 "ledger_refusals",
@@ -192,6 +199,16 @@ impl Metrics {
                 "broker_lag_seconds",
                 "Age of the oldest event that the broker lacks; parked events left out",
             ),
+            audit_findings: gauge(
+                r,
+                "audit_findings",
+                "Discrepancies that the last audit of everything found and did not mend: must be zero",
+            ),
+            audit_last_clean_timestamp_seconds: gauge(
+                r,
+                "audit_last_clean_timestamp_seconds",
+                "When the last audit of everything was clean, in seconds since 1970; 0 = not since the start",
+            ),
             journal_batch_claims: with(r, "journal_batch_claims", "Claims per journal commit", claims()),
             journal_commit_seconds: with(r, "journal_commit_seconds", "Time of a journal commit", seconds()),
             clerk_batch_claims: with(r, "clerk_batch_claims", "Claims per ledger transaction", claims()),
@@ -213,6 +230,13 @@ impl Metrics {
                 "sweeper_lag_seconds",
                 "From an order's deadline to its closing, oldest of each batch",
                 seconds(),
+            ),
+            audit_seconds: with(r, "audit_seconds", "Time of an audit", seconds()),
+            audit_gate_hold_seconds: with(
+                r,
+                "audit_gate_hold_seconds",
+                "Longest time that an audit locked a piece of the gate; a try of one of its buyers waits so long at most",
+                short_seconds(),
             ),
             registry: all,
         }
@@ -357,6 +381,8 @@ label! {
     Duplicate = "duplicate", RefundDue = "refund_due", RefundRetried = "refund_retried", Refunded = "refunded",
     RefundFailed = "refund_failed", Unasked = "unasked",
 }
+
+label! { AuditOutcome, "outcome": Clean = "clean", Findings = "findings", Failed = "failed" }
 
 label! { PushOutcome, "outcome": Sent = "sent", Skipped = "skipped" }
 
@@ -526,6 +552,11 @@ fn claims() -> Histogram {
 /// 0.1 ms to 26 s: from a commit without a sync to a disk that has stalled.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.0001, 2.0, 19))
+}
+
+/// 1 us to 0.5 s: locks.
+fn short_seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_001, 2.0, 19))
 }
 
 #[cfg(test)]

@@ -80,6 +80,9 @@ mod strikes;
 /// The same on their way to RabbitMQ.
 mod broker;
 
+/// Planted discrepancies, and audits beside a storm.
+mod audit;
+
 /// The receiver that shops may begin with.
 #[expect(dead_code, reason = "its main is for the command line")]
 #[path = "../../../../examples/receiver.rs"]

@@ -80,6 +80,9 @@ fn every_call_of_the_contract_is_there_and_documents_its_refusals() {
         "POST /admin/v1/webhooks/{webhook}/replay",
         "GET /admin/v1/webhooks/{webhook}/parked",
         "POST /admin/v1/webhooks/{webhook}/test",
+        "POST /admin/v1/audit",
+        "GET /admin/v1/audit",
+        "GET /admin/v1/audit/{audit}",
     ] {
         assert!(names.contains(&call.to_owned()), "{call} is missing");
     }

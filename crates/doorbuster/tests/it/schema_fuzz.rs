@@ -27,8 +27,9 @@ mod heavy {
 
     /// Calls with rules that no JSON schema can say, so that a fitting body may still be told `422`: times in their
     /// order or ahead of now, two prices in one currency that exists, a stock that two numbers make, a length in bytes,
-    /// a quantity that each offer limits by itself, a cursor of our own making, a provider that the shop has set up.
-    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 16] = [
+    /// a quantity that each offer limits by itself, a cursor of our own making, a provider that the shop has set up, a
+    /// sale that must exist.
+    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 17] = [
         ("POST", "/admin/v1/sales"),
         ("PATCH", "/admin/v1/sales/{sale}"),
         ("POST", "/admin/v1/sales/{sale}/offers"),
@@ -40,6 +41,7 @@ mod heavy {
         ("POST", "/admin/v1/webhooks"),
         ("PATCH", "/admin/v1/webhooks/{webhook}"),
         ("POST", "/admin/v1/webhooks/{webhook}/replay"),
+        ("POST", "/admin/v1/audit"),
         ("GET", "/admin/v1/orders"),
         ("GET", "/admin/v1/orders/export.csv"),
         ("POST", "/api/v1/demo/login"),
@@ -48,7 +50,7 @@ mod heavy {
     ];
 
     /// Where a generated value is often replaced by one that names something.
-    const NAMES: [(&str, &str); 12] = [
+    const NAMES: [(&str, &str); 15] = [
         ("path.sale", "sales"),
         ("path.offer", "offers"),
         ("path.id", "orders"),
@@ -61,6 +63,9 @@ mod heavy {
         ("query.order", "orders"),
         ("query.buyer", "buyers"),
         ("body.pass", "passes"),
+        ("path.audit", "audits"),
+        ("body.sale_id", "sales"),
+        ("body.offer_id", "offers"),
     ];
 
     #[tokio::test(flavor = "multi_thread")]
@@ -143,7 +148,7 @@ mod heavy {
     }
 
     /// Sales in several states, with an order, a pass that was used and one that was not.
-    async fn names(app: &TestApp) -> [(&'static str, Vec<String>); 7] {
+    async fn names(app: &TestApp) -> [(&'static str, Vec<String>); 8] {
         let with = |mut draft: Value, field: &str, value: &str| {
             draft[field] = json!(value);
             draft
@@ -169,6 +174,7 @@ mod heavy {
         // Disabled: the fuzzer is after our answers, not after a stranger's server.
         let hook = json!({"url": "https://shop.example/hooks", "disabled": true});
         let webhook = app.operate("POST", "/admin/v1/webhooks", Some(&hook), 201).await;
+        let audit = app.operate("POST", "/admin/v1/audit", Some(&json!({})), 200).await;
         sales.insert(0, open);
         [
             ("sales", sales.iter().map(|sale| sale.id.clone()).collect()),
@@ -178,6 +184,7 @@ mod heavy {
             ("passes", vec![used, unused]),
             ("webhooks", vec![id_of(&webhook)]),
             ("payments", vec![payment["payment_id"].as_str().unwrap().to_owned()]),
+            ("audits", vec![id_of(&audit)]),
         ]
     }
 }

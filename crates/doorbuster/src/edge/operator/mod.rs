@@ -3,6 +3,8 @@
 
 mod actions;
 
+mod audit;
+
 mod blocks;
 
 pub mod events;
@@ -108,6 +110,8 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(webhooks::replay))
         .routes(routes!(webhooks::test))
         .routes(routes!(webhooks::parked))
+        .routes(routes!(audit::make, audit::list))
+        .routes(routes!(audit::get))
 }
 
 /// A JSON body of an operator: as [`super::extract::JsonBody`], with room for a large sale.

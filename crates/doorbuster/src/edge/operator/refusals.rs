@@ -56,6 +56,8 @@ operator_refusals! {
     OfReplay = Malformed NotFound KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
     /// Making a new secret.
     OfSecret = NotFound KeyReused NotYet InvalidRequest;
+    /// Looking at the books.
+    OfAudit = Malformed KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
     /// Putting something in its place.
     OfPut = Malformed TooLarge UnsupportedMediaType InvalidRequest;
 }

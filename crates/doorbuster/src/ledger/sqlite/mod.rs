@@ -1,6 +1,8 @@
 //! The SQLite ledger: one thread writes, a few connections read. Settles go first, those that wait together share one
 //! commit; the clerk's batches wait for them.
 
+mod audit;
+
 mod buyers;
 
 mod deadlines;
@@ -58,6 +60,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0005_outages.sql"),
     include_str!("../../../migrations/sqlite/0006_marks.sql"),
     include_str!("../../../migrations/sqlite/0007_broker.sql"),
+    include_str!("../../../migrations/sqlite/0008_audits.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.
