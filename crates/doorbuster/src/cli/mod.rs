@@ -26,12 +26,14 @@ mod table;
 mod completions;
 mod config;
 mod demo;
+mod events;
 mod migrate;
 mod openapi;
 mod payments;
 mod preheat;
 mod sale;
 mod serve;
+mod webhooks;
 
 /// A flash-sale ordering engine: never oversells, never strands a unit, answers at once, forgets nobody.
 #[derive(Debug, Parser)]
@@ -50,6 +52,7 @@ Examples:
   doorbuster config default > shop.toml   every setting, explained
   doorbuster serve --config shop.toml     the real thing
   doorbuster sale create night.json       a sale on the server that runs
+  doorbuster events tail                  what happens, as it happens
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a promise is violated.";
 
@@ -60,6 +63,8 @@ enum Command {
     Sale(sale::Sale),
     Preheat(preheat::Preheat),
     Payments(payments::Payments),
+    Events(events::Events),
+    Webhooks(webhooks::Webhooks),
     Migrate(migrate::Migrate),
     Config(config::Config),
     #[command(name = "openapi")]
@@ -90,6 +95,8 @@ pub async fn run(cli: Cli) -> ExitCode {
         Command::Sale(command) => command.run().await,
         Command::Preheat(command) => command.run().await,
         Command::Payments(command) => command.run().await,
+        Command::Events(command) => command.run().await,
+        Command::Webhooks(command) => command.run().await,
         Command::Migrate(command) => command.run().await,
         Command::Config(command) => command.run(),
         Command::OpenApi(command) => command.run(),

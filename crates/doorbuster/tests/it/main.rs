@@ -71,6 +71,12 @@ mod images;
 /// Events on their way to the shop.
 mod webhooks;
 
+/// Events as operators read them.
+mod events;
+
+/// Buyers who win and do not pay.
+mod strikes;
+
 /// The receiver that shops may begin with.
 #[expect(dead_code, reason = "its main is for the command line")]
 #[path = "../../../../examples/receiver.rs"]

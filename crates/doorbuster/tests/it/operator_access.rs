@@ -68,6 +68,9 @@ fn every_call_of_the_contract_is_there_and_documents_its_refusals() {
         "GET /admin/v1/blocks/{buyer}",
         "PUT /admin/v1/blocks/{buyer}",
         "DELETE /admin/v1/blocks/{buyer}",
+        "POST /admin/v1/blocks/{buyer}/strikes",
+        "DELETE /admin/v1/blocks/{buyer}/strikes/{no}",
+        "GET /admin/v1/events",
         "POST /admin/v1/webhooks",
         "GET /admin/v1/webhooks",
         "GET /admin/v1/webhooks/{webhook}",
@@ -76,6 +79,7 @@ fn every_call_of_the_contract_is_there_and_documents_its_refusals() {
         "POST /admin/v1/webhooks/{webhook}/secret",
         "POST /admin/v1/webhooks/{webhook}/replay",
         "GET /admin/v1/webhooks/{webhook}/parked",
+        "POST /admin/v1/webhooks/{webhook}/test",
     ] {
         assert!(names.contains(&call.to_owned()), "{call} is missing");
     }

@@ -5,6 +5,8 @@ mod actions;
 
 mod blocks;
 
+pub mod events;
+
 mod offers;
 
 mod orders;
@@ -97,10 +99,14 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(payments::retry))
         .routes(routes!(blocks::list))
         .routes(routes!(blocks::get, blocks::put, blocks::lift))
+        .routes(routes!(blocks::strike))
+        .routes(routes!(blocks::lift_strike))
+        .routes(routes!(events::list))
         .routes(routes!(webhooks::create, webhooks::list))
         .routes(routes!(webhooks::get, webhooks::change, webhooks::delete))
         .routes(routes!(webhooks::change_secret))
         .routes(routes!(webhooks::replay))
+        .routes(routes!(webhooks::test))
         .routes(routes!(webhooks::parked))
 }
 
