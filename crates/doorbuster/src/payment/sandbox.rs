@@ -131,8 +131,9 @@ pub enum ActAnswer {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Acted {
     pub payment_id: PaymentId,
-    #[serde(flatten)]
-    pub act: Act,
+    pub outcome: Outcome,
+    pub times: u32,
+    pub delay_ms: u64,
     /// What our callback answered, once for each delivery; empty while the delay lasts.
     pub answers: Vec<u16>,
 }
@@ -381,7 +382,8 @@ impl App {
         } else {
             Vec::new()
         };
-        Ok(ActAnswer::Done(Acted { payment_id: id, act, answers }))
+        let Act { outcome, times, delay_ms } = act;
+        Ok(ActAnswer::Done(Acted { payment_id: id, outcome, times, delay_ms, answers }))
     }
 
     /// How a payment at the sandbox stands.

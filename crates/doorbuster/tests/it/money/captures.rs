@@ -224,6 +224,26 @@ async fn what_cannot_be_recorded_is_told_so_and_taken_when_it_comes_again() {
     becomes(&ann, &id, "paid").await;
 }
 
+/// Providers send from few addresses, and much at once: the rates that hold crowds back are not for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn callbacks_meet_neither_the_rate_of_an_address_nor_a_full_house() {
+    let app =
+        TestApp::with(&[SANDBOX, "limits.per_ip_per_s=1", "limits.per_ip_burst=1", "limits.in_flight=1"])
+            .await;
+    let sale = app.open_sale(1).await;
+    let ann = app.buyer("ann");
+    let id = won(&ann, &sale).await;
+    let payment = payment(&ann, &id).await;
+    let forge = Forge::of(&app);
+    let letters: Vec<_> = (0..60).map(|n| forge.paid(&payment, &format!("event-{n}"), "one")).collect();
+    let answers = join_all(letters.iter().map(|letter| forge.send(&app, letter))).await;
+    assert_eq!(answers, [200; 60]);
+    let nobody = app.client.get(app.url("/api/v1/sales"));
+    let crowd = join_all((0..20).map(|_| app.send(nobody.try_clone().unwrap()))).await;
+    assert!(crowd.iter().any(|(status, _, _)| *status == 429), "the rate is on for everybody else");
+    becomes(&ann, &id, "paid").await;
+}
+
 /// Of paying and cancelling at the same instant one wins, and the other is told; whichever it is, money and unit agree.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_paying_and_cancelling_at_once_one_wins() {
