@@ -66,6 +66,10 @@ enum Group {
     Parts,
     /// Journal and ledger in one file, and in two.
     Files,
+    /// Providers' notifications beside accepts.
+    Settle,
+    /// 100,000 unpaid orders that are due at once.
+    Timeouts,
 }
 
 impl Group {

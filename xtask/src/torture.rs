@@ -10,11 +10,12 @@ use crate::process::show;
 use crate::test::now;
 
 /// The campaigns: killed processes, breaking disks, storms.
-const CAMPAIGNS: [&str; 4] = [
+const CAMPAIGNS: [&str; 5] = [
     "kill_at_random_moments_loses_no_answered_order",
     "one_folder_survives_many_crashes",
     "random_workloads_on_a_breaking_disk_lose_nothing_answered",
     "after_a_storm_every_promise_holds",
+    "a_thousand_audits_beside_a_storm_raise_no_false_alarm",
 ];
 
 /// How many times the rounds of every day one pass makes: a few minutes.

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
+use parking_lot::Mutex;
 use rules::pass::PassKeys;
 use secrecy::ExposeSecret as _;
 use tokio::net::TcpListener;
@@ -15,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::auditor::{self, Auditor};
 use crate::catalogue::{Catalogue, is_public};
 use crate::clock::Clock;
 use crate::config::Settings;
@@ -28,19 +30,26 @@ use crate::images::Images;
 use crate::ledger::SqliteLedger;
 use crate::ledger::clerk::{Clerk, ClerkEnd};
 use crate::outbox::{Dispatch, Hub, dispatch};
+use crate::payment::port::Port;
+use crate::payment::refunds::{self, Refunds};
 use crate::queue::journal::JournalParts;
 use crate::queue::sqlite::file_version;
 use crate::queue::{Claim, Journal, Journaled, Unrecorded};
+use crate::strikes;
+use crate::sweeper::{self, Captures, Outages};
 use crate::telemetry::Metrics;
 
 /// The journal's file in the data folder.
-const JOURNAL_FILE: &str = "journal.db";
+pub(crate) const JOURNAL_FILE: &str = "journal.db";
 
 /// How often the housekeeper looks around.
 const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(1);
 
 /// Every so many rounds the housekeeper drops expired passes from the gate.
 const ROUNDS_PER_FORGETTING: u32 = 60;
+
+/// Shortest rest between two looks for windows that open or close.
+const TURNS_REST: Duration = Duration::from_millis(1);
 
 /// Everything a request may need. Made once, shared by all.
 #[derive(Debug)]
@@ -50,7 +59,7 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     pub catalogue: Catalogue,
     pub gate: Gate,
-    pub roster: Roster,
+    pub roster: Arc<Roster>,
     pub ledger: SqliteLedger,
     pub hub: Arc<Hub>,
     pub pass_keys: PassKeys,
@@ -58,6 +67,13 @@ pub struct App {
     pub challenges: Challenges,
     pub images: Images,
     pub dispatch: Dispatch,
+    pub port: Port,
+    pub refunds: Refunds,
+    /// When paying was impossible.
+    pub outages: Outages,
+    /// Money that is here and not decided.
+    pub captures: Captures,
+    pub auditor: Auditor,
     /// Tries per buyer.
     pub buyer_rate: Buckets,
     /// Requests per address that carry neither a valid pass nor a valid token.
@@ -71,8 +87,23 @@ pub struct App {
     pub(crate) operator_turn: tokio::sync::Mutex<()>,
     /// Requests with an Idempotency-Key that are being answered.
     pub(crate) keys_under_way: KeysUnderWay,
+    pub(crate) failure: Failure,
     /// Cancelled when the process is asked to end.
     pub shutdown: CancellationToken,
+}
+
+/// Where whoever finds out that the disk can no longer be trusted says so: the process then ends.
+#[derive(Debug)]
+pub(crate) struct Failure(Mutex<Option<oneshot::Sender<anyhow::Error>>>);
+
+impl Failure {
+    /// The first report counts.
+    pub(crate) fn report(&self, error: anyhow::Error) {
+        tracing::error!(%error, "stopping");
+        if let Some(failed) = self.0.lock().take() {
+            let _ = failed.send(error);
+        }
+    }
 }
 
 /// A running server.
@@ -92,6 +123,7 @@ pub struct Workers {
     /// Cuts the clerk's retries short.
     hurry: CancellationToken,
     journal_failed: oneshot::Receiver<anyhow::Error>,
+    failed: oneshot::Receiver<anyhow::Error>,
 }
 
 impl Server {
@@ -117,6 +149,7 @@ impl Server {
     ) -> anyhow::Result<Self> {
         let lock = lock_data_dir(&settings.data_dir)?;
         let (app, workers) = open(settings, clock, shutdown, vfs).await?;
+        app.port.listens_at(listener.local_addr().context("the listener has no address")?);
         start_housekeeping(&app);
         let edge = edge::server::start(&app, listener, operator)?;
         Ok(Self { app, workers, edge, _lock: lock })
@@ -146,6 +179,7 @@ impl Workers {
     pub async fn failure(&mut self) -> anyhow::Error {
         tokio::select! {
             Ok(failed) = &mut self.journal_failed => failed,
+            Ok(failed) = &mut self.failed => failed,
             ended = &mut self.clerk => clerk_failure(ended),
         }
     }
@@ -195,7 +229,7 @@ pub async fn migrate(settings: &Settings) -> anyhow::Result<Migrated> {
 }
 
 /// One process per data folder: two gates on one ledger would sell everything twice.
-fn lock_data_dir(data_dir: &Path) -> anyhow::Result<File> {
+pub(crate) fn lock_data_dir(data_dir: &Path) -> anyhow::Result<File> {
     std::fs::create_dir_all(data_dir)
         .with_context(|| format!("cannot make the data folder {}", data_dir.display()))?;
     let path = data_dir.join("lock");
@@ -244,6 +278,7 @@ pub async fn open(
     // One more than the room: the claims that are replayed come in one piece.
     let (clerk_send, clerk_receive) = mpsc::channel(settings.queue.capacity.saturating_add(1));
     let (failed, journal_failed) = oneshot::channel();
+    let (report_failure, reported) = oneshot::channel();
     let parts = JournalParts {
         gate: Arc::clone(&memory),
         unrecorded: Arc::clone(&unrecorded),
@@ -265,12 +300,17 @@ pub async fn open(
     let limits = &settings.limits;
     let app = Arc::new(App {
         catalogue: Catalogue::default(),
-        roster: Roster::new(rand::random()),
+        roster: Arc::new(Roster::new(settings.strikes.policy(), rand::random())),
         pass_keys: PassKeys::new(&pass_secret, previous.as_deref()),
         auth: Authenticator::from_settings(&settings.auth, clock.clone()).await?,
         challenges: Challenges::new(&settings.challenge, &pass_secret, clock.clone())?,
         images: Images::new(&settings, ledger.image_copies().await?)?,
         dispatch: Dispatch::new(&settings)?,
+        port: Port::new(&settings, clock.clone(), ledger.incarnation())?,
+        refunds: Refunds::default(),
+        outages: Outages::default(),
+        captures: Captures::default(),
+        auditor: Auditor::new(clock.now()),
         buyer_rate: Buckets::new(limits.per_buyer_per_s, limits.per_buyer_burst, limits.limiter_keys),
         address_rate: Buckets::new(limits.per_ip_per_s, limits.per_ip_burst, limits.limiter_keys),
         in_flight: InFlight::new(limits.in_flight, limits.waiters, limits.reserve),
@@ -279,6 +319,7 @@ pub async fn open(
         runtime: tokio::runtime::Handle::current(),
         operator_turn: tokio::sync::Mutex::default(),
         keys_under_way: KeysUnderWay::default(),
+        failure: Failure(Mutex::new(Some(report_failure))),
         settings,
         clock,
         metrics,
@@ -296,8 +337,10 @@ pub async fn open(
         journal: app.gate.journal.clone(),
         unrecorded: Arc::clone(&app.gate.unrecorded),
         hub: Arc::clone(&app.hub),
+        roster: Arc::clone(&app.roster),
         clock: app.clock.clone(),
         metrics: Arc::clone(&app.metrics),
+        progress: Arc::clone(&app.captures.recorded),
         batch: app.settings.clerk.batch,
         batch_time: Duration::from_millis(app.settings.clerk.batch_ms.into()),
     };
@@ -305,7 +348,7 @@ pub async fn open(
     // Not among the tasks: the clerk ends after the journal, which is stopped only once the tasks are done.
     let clerk = TaskTracker::new().spawn(clerk.run(clerk_receive, hurry.clone()));
     tracing::info!(took_ms = began.elapsed().as_millis(), replayed, "ledger and journal read, gate rebuilt");
-    Ok((app, Workers { journal: journal_thread, clerk, hurry, journal_failed }))
+    Ok((app, Workers { journal: journal_thread, clerk, hurry, journal_failed, failed: reported }))
 }
 
 /// gate = ledger + journal entries beyond the ledger's cursor + spent passes. Nobody is served before this is done.
@@ -331,22 +374,19 @@ async fn rebuild(app: &Arc<App>, replay: Replay, clerk: &mpsc::Sender<Vec<Journa
         }
     };
     app.ledger.remembered_orders(app.clock.now(), remember).await?;
-    let replayed: Vec<_> = replay
-        .claims
-        .into_iter()
-        .map(|(seq, claim)| replay_claim(app, seq, claim))
-        .collect::<anyhow::Result<_>>()?;
+    let mut replayed = Vec::with_capacity(replay.claims.len());
+    for (seq, claim) in replay.claims {
+        replayed.push(replay_claim(app, seq, claim).await?);
+    }
     clerk.try_send(replayed).context("the clerk cannot take the replayed claims")?;
     let app_roster = Arc::clone(app);
     let note = move |sale, buyer: &str, _| app_roster.roster.register(sale, buyer);
     app.ledger.registrations(note).await?;
-    for block in app.ledger.blocks(app.clock.now()).await? {
-        app.roster.block(block.buyer, block.until);
-    }
+    strikes::load(&app.ledger, &app.roster, app.clock.now()).await?;
     Ok(())
 }
 
-fn replay_claim(app: &App, seq: u64, claim: Arc<Claim>) -> anyhow::Result<Journaled> {
+async fn replay_claim(app: &App, seq: u64, claim: Arc<Claim>) -> anyhow::Result<Journaled> {
     let offer = app.gate.memory.offer(claim.offer).with_context(|| {
         format!("the journal holds a claim of offer {}, which the ledger does not know", claim.offer)
     })?;
@@ -357,14 +397,25 @@ fn replay_claim(app: &App, seq: u64, claim: Arc<Claim>) -> anyhow::Result<Journa
         pass_expires_at: claim.pass_expires_at,
         live: true,
     };
-    ensure!(
-        app.gate.memory.replay(&offer, &seed),
-        "the journal grants more units of offer {} than there are",
-        claim.offer
-    );
+    if is_outstanding(app, &claim).await? {
+        let revived_from = claim.revives.map(|revive| revive.closing_seq);
+        ensure!(
+            app.gate.memory.replay(&offer, &seed, revived_from),
+            "the journal grants more units of offer {} than there are",
+            claim.offer
+        );
+    }
     app.gate.unrecorded.insert(&claim);
     let permit = app.gate.memory.room().reserve_replayed();
     Ok(Journaled { seq, claim, permit })
+}
+
+/// Whether the claim still holds units that no order of the ledger has. One of late money does so until its order has
+/// moved on.
+async fn is_outstanding(app: &App, claim: &Claim) -> anyhow::Result<bool> {
+    let Some(revive) = claim.revives else { return Ok(true) };
+    let order = app.ledger.order(claim.order).await?;
+    Ok(order.is_some_and(|order| order.seq == revive.closing_seq))
 }
 
 fn start_housekeeping(app: &Arc<App>) {
@@ -378,6 +429,32 @@ fn start_housekeeping(app: &Arc<App>) {
     let keeper = Arc::clone(app);
     app.tasks.spawn(async move { keeper.challenges.keep_pictures_ready(keeper.shutdown.clone()).await });
     app.tasks.spawn(dispatch::run(Arc::clone(app)));
+    app.tasks.spawn(refunds::run(Arc::clone(app)));
+    app.tasks.spawn(sweeper::run(Arc::clone(app)));
+    app.tasks.spawn(auditor::watch::run(Arc::clone(app)));
+    let keeper = Arc::clone(app);
+    app.tasks.spawn(async move {
+        let shutdown = keeper.shutdown.clone();
+        shutdown.run_until_cancelled(tell_turns_in_time(&keeper)).await;
+    });
+}
+
+/// Tells of windows that open and close, at their moment; a look every second finds what a turned clock or a changed
+/// sale brought forward.
+async fn tell_turns_in_time(app: &Arc<App>) {
+    loop {
+        let wait = match app.tell_turns().await {
+            Ok(Some(next)) => {
+                Duration::from_millis(app.clock.now().ms_until(next)).clamp(TURNS_REST, HOUSEKEEPING_EVERY)
+            }
+            Ok(None) => HOUSEKEEPING_EVERY,
+            Err(error) => {
+                tracing::warn!(%error, "the opening or closing of sales could not be told; trying again");
+                HOUSEKEEPING_EVERY
+            }
+        };
+        tokio::time::sleep(wait).await;
+    }
 }
 
 async fn keep_house(app: &Arc<App>) {
@@ -394,6 +471,7 @@ async fn keep_house(app: &Arc<App>) {
         }
         if rounds.is_multiple_of(ROUNDS_PER_FORGETTING) {
             app.gate.memory.forget_expired(app.clock.now());
+            app.roster.forget_old(app.clock.now());
         }
     }
 }

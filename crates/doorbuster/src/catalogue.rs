@@ -2,6 +2,7 @@
 //! The ledger is the truth; this is rebuilt from it after every change.
 
 use std::io::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -66,6 +67,8 @@ impl OfferCard {
             pay_by: None,
             paid_at: None,
             closed_at: None,
+            refunded_at: None,
+            payment_id: None,
         }
     }
 
@@ -148,11 +151,14 @@ const LIVE_FOR_MS: u64 = 1_000;
 pub struct Live {
     latest: ArcSwapOption<Counted>,
     turn: tokio::sync::Mutex<()>,
+    /// Raised when what was counted is no longer so.
+    edition: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Counted {
     at: UnixMs,
+    edition: u64,
     phase: Phase,
     rendered: Rendered,
 }
@@ -166,7 +172,10 @@ impl Live {
         phase: Phase,
         count: impl Future<Output = Result<Rendered, E>>,
     ) -> Result<Rendered, E> {
-        let fresh = |counted: &Counted| counted.phase == phase && counted.at.ms_until(now) < LIVE_FOR_MS;
+        let edition = self.edition.load(Ordering::Acquire);
+        let fresh = |counted: &Counted| {
+            counted.phase == phase && counted.edition >= edition && counted.at.ms_until(now) < LIVE_FOR_MS
+        };
         let latest = self.latest.load_full();
         if let Some(counted) = latest.as_ref().filter(|counted| fresh(counted)) {
             return Ok(counted.rendered.clone());
@@ -184,8 +193,13 @@ impl Live {
             (Err(_), Some(counted)) if counted.phase == phase => counted.rendered.clone(),
             (Err(error), _) => return Err(error),
         };
-        self.latest.store(Some(Arc::new(Counted { at: now, phase, rendered: rendered.clone() })));
+        self.latest.store(Some(Arc::new(Counted { at: now, edition, phase, rendered: rendered.clone() })));
         Ok(rendered)
+    }
+
+    /// Whoever asks from now on is told a new count: also one that is under way is too old.
+    pub fn forget(&self) {
+        self.edition.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -356,6 +370,21 @@ mod tests {
         assert_eq!(get(&live, 1_000, Err("down")).await.unwrap(), "1");
         assert_eq!(get(&live, 1_999, Ok(3)).await.unwrap(), "1");
         assert_eq!(get(&live, 2_000, Ok(4)).await.unwrap(), "4");
+    }
+
+    #[tokio::test]
+    async fn what_is_forgotten_is_counted_anew() {
+        let live = Live::default();
+        assert_eq!(get(&live, 0, Ok(1)).await.unwrap(), "1");
+        live.forget();
+        assert_eq!(get(&live, 1, Ok(2)).await.unwrap(), "2");
+        assert_eq!(get(&live, 2, Ok(3)).await.unwrap(), "2");
+        let while_counting = async {
+            live.forget();
+            Ok::<_, &'static str>(Rendered::of(&4))
+        };
+        live.get(UnixMs(1_500), Phase::Open, while_counting).await.unwrap();
+        assert_eq!(get(&live, 1_501, Ok(5)).await.unwrap(), "5", "what was counted meanwhile is too old");
     }
 
     #[tokio::test]

@@ -6,24 +6,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rules::buyer::BuyerId;
-use rules::id::{OfferId, OrderId, SaleId};
-use rules::order::State;
-use rules::sale::{RegistrationKind, Sale, SaleAction};
+use rules::id::{OfferId, OrderId, PaymentId, SaleId};
+use rules::order::{Reason, State};
+use rules::payment::{Finder, Revival, Scene, finder, revival};
+use rules::sale::{Phase, RegistrationKind, Sale, SaleAction, SaleState};
 use rules::time::UnixMs;
 use rules::wire::{Funnel, OfferStats, OrderView, Preheated, QueueStats, Stats};
 
 use crate::app::App;
 use crate::catalogue::{SaleCard, is_public};
 use crate::crash;
-use crate::gate::{OfferGate, Outcome, Seed};
+use crate::gate::{Claimed, OfferGate, Outcome, Release, Returned, Seed};
+use crate::ledger::money::{QueueIsDrained, Released, Settled};
 use crate::ledger::{
-    Block, Cancelled, Changed, Counters, KeyedAnswer, LedgerError, LedgerResult, StockChanged,
+    Cancelled, Changed, Counters, KeyedAnswer, LedgerError, LedgerResult, Order, StockChanged,
 };
-use crate::queue::Claim;
-use crate::telemetry::metrics::Step;
+use crate::queue::{Claim, Revive};
+use crate::telemetry::metrics::{LateMoney, Letting, Step};
 
-/// How long a cancel waits for an order that is still queued.
-const VERDICT_WAIT: Duration = Duration::from_secs(2);
+/// How long a cancel or a payment waits for an order that is still queued.
+pub(crate) const VERDICT_WAIT: Duration = Duration::from_secs(2);
 
 /// An order as its buyer may see it, or why not yet.
 #[derive(Clone, Debug)]
@@ -71,7 +73,16 @@ impl App {
         work: impl Future<Output = LedgerResult<T>> + Send + 'static,
     ) -> LedgerResult<T> {
         let task = self.tasks.spawn_on(work, &self.runtime);
-        task.await.map_err(|_| LedgerError::Unknown("the change was interrupted".into()))?
+        let outcome = task.await.map_err(|_| LedgerError::Unknown("the change was interrupted".into()))?;
+        outcome.inspect_err(|error| self.stop_if_unknown(error))
+    }
+
+    /// A commit of which nobody knows whether it happened: gate and ledger may disagree from here on, so the process
+    /// ends and reads its files again.
+    pub(crate) fn stop_if_unknown(&self, error: &LedgerError) {
+        if let LedgerError::Unknown(reason) = error {
+            self.failure.report(anyhow::anyhow!("the ledger's disk can no longer be trusted: {reason}"));
+        }
     }
 
     // Orders.
@@ -139,21 +150,125 @@ impl App {
         self.to_the_end(async move { app.cancel_recorded(id, buyer).await }).await
     }
 
-    async fn cancel_recorded(&self, id: OrderId, buyer: BuyerId) -> LedgerResult<CancelAnswer> {
-        let order = match self.ledger.cancel_order(id, buyer.clone(), self.clock.now()).await? {
+    async fn cancel_recorded(self: &Arc<Self>, id: OrderId, buyer: BuyerId) -> LedgerResult<CancelAnswer> {
+        let (released, payment) = match self.ledger.cancel_order(id, buyer, self.clock.now()).await? {
             Cancelled::NotFound => return Ok(CancelAnswer::NotFound),
             Cancelled::NotCancellable(state) => return Ok(CancelAnswer::NotCancellable(state)),
             Cancelled::MoneyIsHere => return Ok(CancelAnswer::NotYet),
             Cancelled::Before(order) => return Ok(CancelAnswer::Closed(Arc::new(order.view()))),
-            Cancelled::Closed(order) => order,
+            Cancelled::Closed { released, payment } => (released, payment),
         };
         crash::point("desk.cancelled");
-        if let Some(offer) = self.gate.memory.offer(order.offer) {
-            self.gate.memory.release(&offer, buyer.as_str(), id);
+        self.give_back(&released);
+        payment.into_iter().for_each(|payment| self.close_at_provider(*payment));
+        Ok(CancelAnswer::Closed(Arc::new(released.order.view())))
+    }
+
+    // Units on their way back, and late money that wants some.
+
+    /// The one way back for units: an order let go of them in a commit, and the gate follows, once per (order id, seq).
+    /// Whoever was told "sold out" may try again at once, and the buyer's socket hears of it. Again is harmless.
+    ///
+    /// A process that dies before this rebuilds its gate from the ledger.
+    pub fn give_back(&self, released: &Released) {
+        crash::point("desk.releasing");
+        let Released { order, change_no, restock, .. } = released;
+        let gate = self.gate.memory.offer(order.offer).filter(|gate| !gate.began_with(*change_no));
+        if let Some(gate) = gate {
+            let (buyer, seq) = (order.buyer.as_str(), order.seq);
+            let release = Release { buyer, order: order.id, seq, restock: *restock };
+            match self.gate.memory.release(&gate, &release) {
+                Returned::Free { was_dry: true } => self.forget_sold_out(order.sale),
+                Returned::Free { was_dry: false } | Returned::Forgotten | Returned::Before => {}
+            }
         }
-        let view = Arc::new(order.view());
-        self.hub.publish(&buyer, &view);
-        Ok(CancelAnswer::Closed(view))
+        self.metrics.releases.inc(match order.status.reason {
+            Some(Reason::Timeout) => Letting::Timeout,
+            Some(Reason::Cancelled) => Letting::Cancelled,
+            _ => Letting::Refunded,
+        });
+        crash::point("desk.released");
+        self.tell(order);
+    }
+
+    /// Tells everybody who waits for this order how it is now.
+    pub(crate) fn tell(&self, order: &Order) {
+        if self.hub.has_anyone() {
+            self.hub.publish(&order.buyer, &Arc::new(order.view()));
+        }
+    }
+
+    /// The gate itself is asked at every try; what pages are told is counted once per second, and now anew.
+    fn forget_sold_out(&self, sale: SaleId) {
+        if let Some(card) = self.catalogue.sale(sale) {
+            card.availability.forget();
+        }
+    }
+
+    /// Late money looks for a unit for its order, which timed out: by a claim through gate and journal, whatever the
+    /// window says. Where there is none, or the buyer has another order, the money goes back. While nobody can tell, it
+    /// waits, and the worker of waiting captures asks again.
+    ///
+    /// Again is harmless. [`Revival::Claimed`]: the clerk makes the order paid, and its buyer is told.
+    pub async fn revive(self: &Arc<Self>, order: &Order, payment: PaymentId) -> Revival {
+        let (app, order) = (Arc::clone(self), order.clone());
+        let found = self.to_the_end(async move { app.find_units(order, payment).await }).await;
+        let revival = found.unwrap_or_else(|error| {
+            tracing::warn!(payment_id = %payment, %error, "late money could not be decided; it waits");
+            Revival::Wait
+        });
+        self.metrics.late_money.inc(LateMoney::of(revival));
+        revival
+    }
+
+    async fn find_units(&self, order: Order, payment: PaymentId) -> LedgerResult<Revival> {
+        let gate = self.gate.memory.offer(order.offer);
+        let scene = Scene {
+            gate_is_open: gate.is_some(),
+            sale_is_over: gate.is_none() && self.is_over(order.sale).await?,
+            queue_is_drained: self.gate.memory.room().taken() == 0,
+        };
+        let verdict = match (finder(scene), gate) {
+            (Some(Finder::Ledger), _) => return self.revive_alone(payment).await,
+            (Some(Finder::Gate), Some(gate)) => {
+                let revive = Revive { payment, closing_seq: order.seq };
+                match self.gate.revive(&gate, claim_again(&order, self.clock.now()), revive).await {
+                    Claimed::Queued(_) => return Ok(Revival::Claimed),
+                    Claimed::Unsure => return Ok(Revival::Wait),
+                    Claimed::Answer(verdict) => verdict,
+                }
+            }
+            (Some(Finder::Gate) | None, _) => return Ok(Revival::Wait),
+        };
+        let revival = revival(verdict, Finder::Gate);
+        if let Revival::RefundDue(reason) = revival {
+            crash::point("desk.refusing_late");
+            self.ledger.refund_late(payment, reason, self.clock.now()).await?;
+        }
+        Ok(revival)
+    }
+
+    /// Whether no buyer's claim of the sale is granted any more.
+    async fn is_over(&self, sale: SaleId) -> LedgerResult<bool> {
+        let over =
+            |sale: Sale| sale.state == SaleState::Ended || sale.phase(self.clock.now()) == Phase::Closed;
+        Ok(self.ledger.sale(sale).await?.is_some_and(over))
+    }
+
+    /// No gate knows the offer and nothing is queued: the ledger has all there is to know.
+    async fn revive_alone(&self, payment: PaymentId) -> LedgerResult<Revival> {
+        match self.ledger.revive_alone(payment, QueueIsDrained, self.clock.now()).await? {
+            Settled::Applied { order, .. } => {
+                self.note_revival(&order);
+                self.tell(&order);
+                Ok(Revival::Claimed)
+            }
+            Settled::RefundDue { reason, .. } => Ok(Revival::RefundDue(reason)),
+            // Decided meanwhile, or not to be decided yet: it is found again if it is.
+            Settled::ReviveNeeded { .. } | Settled::Duplicate | Settled::Wait | Settled::NotFound => {
+                Ok(Revival::Wait)
+            }
+        }
     }
 
     // Sales.
@@ -286,6 +401,18 @@ impl App {
         Ok(published)
     }
 
+    /// Tells of windows that opened or closed until now, and answers when the next one will.
+    pub async fn tell_turns(&self) -> LedgerResult<Option<UnixMs>> {
+        loop {
+            let next = self.ledger.next_turn().await?;
+            let now = self.clock.now();
+            if next.is_none_or(|next| now < next) {
+                return Ok(next);
+            }
+            self.ledger.tell_turns(now).await?;
+        }
+    }
+
     // Stock.
 
     /// Raises (ledger, then gate) or lowers (gate, then ledger) an offer's stock. The same `change_id` again answers
@@ -345,6 +472,9 @@ impl App {
         crash::point("desk.stock_changed");
         if let (Some(gate), StockChanged::Done { change_no, before: false, .. }) = (&gate, changed) {
             self.gate.memory.raise(gate, units, change_no);
+            if let Some(card) = self.catalogue.offer(offer) {
+                card.sale.availability.forget();
+            }
         }
         Ok(stock_answer(changed, gate.as_deref()))
     }
@@ -435,27 +565,18 @@ impl App {
         })
         .await
     }
+}
 
-    /// Refuses passes to a buyer until a time.
-    pub async fn block(self: &Arc<Self>, block: Block) -> LedgerResult<()> {
-        let app = Arc::clone(self);
-        self.to_the_end(async move {
-            app.ledger.block(block.clone(), app.clock.now()).await?;
-            app.roster.block(block.buyer, block.until);
-            Ok(())
-        })
-        .await
-    }
-
-    /// Lifts a block; `false` when there was none.
-    pub async fn unblock(self: &Arc<Self>, buyer: BuyerId) -> LedgerResult<bool> {
-        let app = Arc::clone(self);
-        self.to_the_end(async move {
-            let lifted = app.ledger.unblock(buyer.clone()).await?;
-            app.roster.unblock(&buyer);
-            Ok(lifted)
-        })
-        .await
+/// The order's claim once more, as if its buyer came back now.
+fn claim_again(order: &Order, now: UnixMs) -> Claim {
+    Claim {
+        order: order.id,
+        offer: order.offer,
+        buyer: order.buyer.clone(),
+        quantity: order.quantity,
+        claimed_at: now,
+        pass_expires_at: order.pass_expires_at,
+        revives: None,
     }
 }
 

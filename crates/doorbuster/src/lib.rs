@@ -21,14 +21,23 @@ pub mod queue;
 /// The only truth, and the clerk who writes it.
 pub mod ledger;
 
-/// Money: the providers that take it.
+/// Money: the providers that take it, and the way there and back.
 pub mod payment;
+
+/// Closes unpaid orders at their deadline, and decides money that had to wait.
+pub mod sweeper;
 
 /// What the world is told.
 pub mod outbox;
 
 /// What buyers and operators do to orders and sales.
 pub mod desk;
+
+/// Marks against buyers, in the ledger and in memory.
+pub mod strikes;
+
+/// Who compares all of it.
+pub mod auditor;
 
 /// The composition root.
 pub mod app;

@@ -180,6 +180,16 @@ impl Model {
         verdict
     }
 
+    /// Late money wants the units of an order that timed out, once that closing was released.
+    pub fn revive(&mut self, offer: OfferId, buyer: &str, order: OrderId, quantity: u32) -> Verdict {
+        let Some(offer) = self.offers.get_mut(&offer) else { return Verdict::Ended };
+        let verdict = readmit(order, offer.live.get(buyer).copied(), offer.free(), quantity, || true);
+        if verdict == Verdict::Granted {
+            offer.live.insert(buyer.to_owned(), (order, quantity));
+        }
+        verdict
+    }
+
     /// The order ended: its units are free again and its pass is spent. Twice is once.
     pub fn release(&mut self, offer: OfferId, buyer: &str, order: OrderId) {
         let Some(offer) = self.offers.get_mut(&offer) else { return };

@@ -171,6 +171,11 @@ id! {
     WebhookId
 }
 
+id! {
+    /// One look at the books.
+    AuditId
+}
+
 impl EventId {
     /// Half of the ledger's own name, then the event's number there: no two ledgers share an id, and ids of one
     /// ledger sort as they happened.

@@ -88,6 +88,20 @@ pub fn check_one_live_order(orders: &[LiveOrder]) -> Vec<Violation> {
     violations
 }
 
+/// Whether an order may look like this: what [`order::next`] leaves behind, and nothing else. It holds units until it has
+/// ended, and an order that closed or was refused says why.
+#[must_use]
+pub fn fits(status: order::Status) -> bool {
+    use order::Reason::{Cancelled, IdClash, Internal, NoStock, OtherLive, StaleEpoch, Timeout};
+    use order::State::{AwaitingPayment, Closed, Paid, Queued, RefundFailed, Refunded, Refunding, Refused};
+    match (status.state, status.reason) {
+        (Queued | AwaitingPayment | Paid | Refunding | RefundFailed, None) => status.holds_units,
+        (Refunded, None) | (Closed, Some(Timeout | Cancelled)) => !status.holds_units,
+        (Refused, Some(NoStock | OtherLive | IdClash | StaleEpoch | Internal)) => !status.holds_units,
+        _ => false,
+    }
+}
+
 /// Promise 6 for one order: a paid order has exactly one applied payment, a refund of it exactly one that is as far,
 /// and an order that was never paid has none.
 #[must_use]
@@ -146,6 +160,30 @@ mod tests {
         let live = |order| LiveOrder { order: OrderId(order), offer: OfferId(1), buyer: buyer.clone() };
         assert_eq!(check_one_live_order(&[live(1)]), []);
         assert_eq!(check_one_live_order(&[live(1), live(2)]).len(), 1);
+    }
+
+    #[test]
+    fn an_order_fits_exactly_when_its_life_can_lead_there() {
+        let mut reached = vec![order::Status::QUEUED];
+        let mut at = 0;
+        while let Some(status) = reached.get(at).copied() {
+            let refusals = [order::Reason::NoStock, order::Reason::OtherLive, order::Reason::IdClash];
+            let more = [order::Reason::StaleEpoch, order::Reason::Internal];
+            let refusals = refusals.into_iter().chain(more).map(order::Event::Refused);
+            for event in order::Event::ALL.into_iter().chain(refusals) {
+                reached.extend(order::next(status, event).ok().filter(|after| !reached.contains(after)));
+            }
+            at += 1;
+        }
+        let reasons = order::Reason::ALL.into_iter().map(Some).chain([None]);
+        for (state, reason) in
+            order::State::ALL.into_iter().flat_map(|s| reasons.clone().map(move |r| (s, r)))
+        {
+            for holds_units in [true, false] {
+                let status = order::Status { state, reason, holds_units };
+                assert_eq!(fits(status), reached.contains(&status), "{status:?}");
+            }
+        }
     }
 
     #[test]

@@ -40,5 +40,8 @@ pub mod strike;
 /// The promises as checks.
 pub mod invariant;
 
+/// What an audit can find.
+pub mod audit;
+
 /// What travels over HTTP.
 pub mod wire;

@@ -14,6 +14,7 @@ use crate::order;
 /// Where a payment stands: one capture of money at one provider, or the beginning of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = PaymentState)]
 pub enum State {
     /// The buyer was sent to the provider. Then: `captured` or `closed`.
     Started,

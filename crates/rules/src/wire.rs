@@ -1,11 +1,15 @@
 //! What travels over HTTP: the JSON of the outside contract, once, for the server and for its clients.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::id::{EventId, OfferId, OrderId, SaleId, WebhookId};
+use crate::audit::Kind;
+use crate::id::{AuditId, EventId, OfferId, OrderId, PaymentId, SaleId, WebhookId};
 use crate::money::Money;
 use crate::order::{Reason, State};
+use crate::payment::{RefundReason, State as PaymentState};
 use crate::sale::{ChallengeKind, Phase, RegistrationKind, SaleState};
 use crate::time::UnixMs;
 
@@ -39,6 +43,81 @@ pub struct OrderView {
     pub paid_at: Option<UnixMs>,
     #[schema(value_type = Option<String>, format = DateTime)]
     pub closed_at: Option<UnixMs>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub refunded_at: Option<UnixMs>,
+    /// The payment that pays it, or paid it.
+    pub payment_id: Option<PaymentId>,
+}
+
+/// A wish to pay, and where.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PaymentRequest {
+    /// A payment provider that the shop has set up.
+    #[schema(example = "sandbox")]
+    pub provider: String,
+}
+
+/// Where the buyer pays.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PaymentGiven {
+    pub payment_id: PaymentId,
+    /// An address to go to, or, when it begins with `weixin:`, the text of a code to scan.
+    pub pay_url: String,
+}
+
+/// How an order is refunded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RefundRequest {
+    /// Whether its units go back on sale; otherwise the stock is lowered by them.
+    #[serde(default = "yes")]
+    #[schema(default = true)]
+    pub restock: bool,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+impl Default for RefundRequest {
+    fn default() -> Self {
+        Self { restock: yes() }
+    }
+}
+
+/// A payment as operators see it: one capture of money at one provider, or the beginning of one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PaymentView {
+    pub id: PaymentId,
+    /// Nothing when the provider named no payment and no order of ours.
+    pub order_id: Option<OrderId>,
+    pub provider: String,
+    /// Our name of the payment as the provider knows it.
+    pub reference: String,
+    /// The provider's name of the money; nothing before it came.
+    pub capture_id: Option<String>,
+    pub state: PaymentState,
+    /// Why the money goes back.
+    pub reason: Option<RefundReason>,
+    /// What was asked for; from the capture on, what was taken.
+    pub money: Money,
+    pub pay_url: Option<String>,
+    #[schema(value_type = String, format = DateTime)]
+    pub started_at: UnixMs,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub captured_at: Option<UnixMs>,
+    /// When it was closed or refunded.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub ended_at: Option<UnixMs>,
+    /// Whether the units of a refunded order go back on sale.
+    pub restock: bool,
+    /// How often the provider was asked to return the money.
+    pub attempts: u32,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub next_try_at: Option<UnixMs>,
+    /// Why the provider did not return the money, the last time.
+    pub problem: Option<String>,
 }
 
 /// A list and where it goes on.
@@ -62,6 +141,10 @@ pub struct PassGiven {
     pub order_id: OrderId,
     #[schema(value_type = String, format = DateTime)]
     pub expires_at: UnixMs,
+    /// What the buyer should know before buying: strikes that count, and what one more would mean. Nothing for those
+    /// who have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice: Option<String>,
 }
 
 /// A sale as a page shows it: no live numbers.
@@ -132,10 +215,18 @@ pub enum AvailabilityState {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Me {
     pub buyer: String,
+    /// Orders that were won and not paid, and that still count.
     pub strikes: u32,
+    /// So many block. 0: they never do.
     pub strikes_limit: u32,
+    /// No passes before then.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub blocked_until: Option<UnixMs>,
+    /// When the oldest strike stops counting.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub next_decay_at: Option<UnixMs>,
+    /// The same in a sentence, to be shown before buying; nothing when there is nothing to say.
+    pub notice: Option<String>,
     pub registrations: Vec<RegistrationView>,
 }
 
@@ -239,11 +330,75 @@ pub struct BlockRequest {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct BlockView {
     pub buyer: String,
+    /// No passes before then.
     #[schema(value_type = String, format = DateTime)]
     pub until: UnixMs,
+    /// Of a block by hand.
     pub note: Option<String>,
     pub strikes: u32,
     pub strikes_limit: u32,
+}
+
+/// A buyer's marks: block, strikes and their history.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct MarksView {
+    pub buyer: String,
+    /// No passes before then, by hand or by strikes. `null`: not blocked.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub until: Option<UnixMs>,
+    /// The end of a block by hand, while it is in force.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub by_hand_until: Option<UnixMs>,
+    /// Of the block by hand.
+    pub note: Option<String>,
+    /// Those that count now.
+    pub strikes: u32,
+    /// So many block. 0: they never do.
+    pub strikes_limit: u32,
+    /// When the oldest strike stops counting.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub next_decay_at: Option<UnixMs>,
+    /// The last 200 strikes, newest first; also those that were lifted or no longer count.
+    pub history: Vec<StrikeView>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StrikeView {
+    pub no: u64,
+    #[schema(value_type = String, format = DateTime)]
+    pub at: UnixMs,
+    pub cause: StrikeCause,
+    /// The order that was not paid.
+    pub order_id: Option<OrderId>,
+    pub note: Option<String>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub lifted_at: Option<UnixMs>,
+    pub lifted_by: Option<StrikeLifter>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StrikeCause {
+    /// An order was won and not paid.
+    Unpaid,
+    /// The operator gave it.
+    Operator,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StrikeLifter {
+    Operator,
+    /// The order was paid after all, and a unit was free.
+    LateMoney,
+}
+
+/// What an operator sends to give a strike.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StrikeRequest {
+    #[schema(max_length = 1_000, pattern = r"^[^\x00]*$")]
+    pub note: Option<String>,
 }
 
 /// What an operator sends to be told of events.
@@ -334,6 +489,19 @@ pub struct Replayed {
     pub webhook_id: WebhookId,
     /// Events that are looked at again; of these, the webhook gets those it wants.
     pub events: u64,
+}
+
+/// What became of a test delivery.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WebhookTested {
+    pub webhook_id: WebhookId,
+    /// The `webhook-id` of the delivery, by which the receiver's log shows it.
+    pub event_id: EventId,
+    /// Whether the receiver took it.
+    pub delivered: bool,
+    /// Why not.
+    pub problem: Option<String>,
+    pub took_ms: u64,
 }
 
 /// An event that a webhook did not take in all the time it had.
@@ -441,6 +609,74 @@ pub struct Problem {
     pub available: Option<u32>,
 }
 
+/// What is to be audited, and whether what is proven safe is mended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AuditRequest {
+    /// Mends what is proven safe. Without it nothing is changed.
+    #[serde(default)]
+    pub repair: bool,
+    /// Only this sale; what belongs to no sale is then left out.
+    pub sale_id: Option<SaleId>,
+    /// Only this offer.
+    pub offer_id: Option<OfferId>,
+}
+
+/// How far an audit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AuditState {
+    /// Under way, or waiting for another one to end.
+    Running,
+    Done,
+    /// It could not be finished; `problem` says why.
+    Failed,
+}
+
+/// An audit and what it found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AuditView {
+    pub id: AuditId,
+    pub state: AuditState,
+    /// Whether it mends what is proven safe.
+    pub repair: bool,
+    pub sale_id: Option<SaleId>,
+    pub offer_id: Option<OfferId>,
+    #[schema(value_type = String, format = DateTime)]
+    pub started_at: UnixMs,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub ended_at: Option<UnixMs>,
+    /// Whether nothing was found; unknown until it is done.
+    pub clean: Option<bool>,
+    pub findings: Vec<AuditFinding>,
+    /// Findings beyond those that are listed.
+    pub more: u64,
+    /// Orders that were looked at.
+    pub orders: u64,
+    /// How often gate and ledger were compared: a second time when the first left a doubt.
+    pub cuts: u32,
+    /// The longest that any buyer's try can have waited for it at the gate, in microseconds.
+    pub held_up_us: u64,
+    /// Why it could not be finished.
+    pub problem: Option<String>,
+}
+
+/// A discrepancy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AuditFinding {
+    pub kind: Kind,
+    pub offer_id: Option<OfferId>,
+    /// Units it is about. Of counters and of the gate: below 0 when they show too many.
+    pub units: i64,
+    /// What is wrong, in a sentence.
+    pub detail: String,
+    /// What was seen: ids and numbers by name.
+    pub evidence: BTreeMap<String, String>,
+    pub repaired: bool,
+    /// What a person should do.
+    pub todo: Option<String>,
+}
+
 macro_rules! codes {
     ($($name:ident = $status:literal $text:literal $title:literal;)*) => {
         /// Every refusal there is. The names are stable: clients branch on them.
@@ -473,6 +709,8 @@ codes! {
     Malformed = 400 "malformed" "The request could not be read.";
     Unauthorized = 401 "unauthorized" "A valid token is needed.";
     SignatureInvalid = 401 "signature_invalid" "The signature does not match.";
+    NotificationStale = 401 "notification_stale" "The notification was signed too long ago, or ahead of our clock.";
+    WrongMerchant = 403 "wrong_merchant" "The notification is meant for somebody else.";
     NotRegistered = 403 "not_registered" "This sale is for buyers who registered before it.";
     Blocked = 403 "blocked" "You cannot take part for now.";
     ChallengeFailed = 403 "challenge_failed" "The check was not passed. Please do a new one.";
@@ -488,6 +726,7 @@ codes! {
     PassReused = 409 "pass_reused" "This pass was already used with another quantity.";
     NotCancellable = 409 "not_cancellable" "This order can no longer be cancelled.";
     NotPayable = 409 "not_payable" "This order cannot be paid.";
+    NotRefundable = 409 "not_refundable" "There is no money to return.";
     NotYet = 409 "not_yet" "The order is still being confirmed.";
     RegistrationClosed = 409 "registration_closed" "Registration is not open.";
     StockBelowLive = 409 "stock_below_live" "The stock cannot go below what is queued, held or sold.";
@@ -501,6 +740,8 @@ codes! {
     NotOpen = 425 "not_open" "Not open yet.";
     TooFast = 429 "too_fast" "Too fast. Please wait a moment.";
     Internal = 500 "internal" "Something went wrong on our side.";
+    ProviderRefused = 502 "provider_refused" "The payment provider refused. Please choose another one.";
+    ProviderUnavailable = 503 "provider_unavailable" "The payment provider does not answer. Nothing was lost; please try again.";
     Busy = 503 "busy" "Very busy. Nothing happened; please try again.";
     Unsure = 503 "unsure" "It is not certain whether this happened. Repeat the same pass, or look at the order.";
     NotReady = 503 "not_ready" "Starting up. Please try again in a moment.";

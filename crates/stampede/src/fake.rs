@@ -377,7 +377,8 @@ impl Shop {
 
     fn mint(&self, buyer: &str) -> PassGiven {
         let order_id = OrderId(u128::try_from(self.minted.fetch_add(1, Ordering::Relaxed)).unwrap() + 100);
-        PassGiven { pass: format!("{order_id}.{buyer}"), order_id, expires_at: self.opens_at.plus_s(300) }
+        let pass = format!("{order_id}.{buyer}");
+        PassGiven { pass, order_id, expires_at: self.opens_at.plus_s(300), notice: None }
     }
 
     fn order(&self, offer: OfferId, body: &[u8]) -> Told {
@@ -430,6 +431,8 @@ impl Shop {
             pay_by: None,
             paid_at: None,
             closed_at: None,
+            refunded_at: None,
+            payment_id: None,
         };
         let told = Told::Json(202, serde_json::to_value(&view).unwrap());
         books.orders.insert(id, Order { buyer: buyer.into(), view, looks: 0 });

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use crate::Plan;
 use crate::ceiling::{Ceiling, Layout};
+use crate::disk;
 use crate::load::{Minted, Requests, RivalRequests, Sample, blast, enough_for};
 use crate::product::{Product, Sale};
 use crate::report::{Bar, Goal, Picture, Report, Table, median};
@@ -19,6 +20,8 @@ use crate::rivals::{self, AnswerBytes, Front, Keeping, Rival};
 
 /// More than any run sells.
 const PLENTY: u32 = 10_000_000;
+/// At half load nobody waits for a free connection: a crowd has one each.
+const HALF_LOAD_CONNECTIONS: usize = 1_024;
 /// Every contender's first run is thrown away: compilers, caches and connections to Redis warm up in it.
 const WARM_UP: Duration = Duration::from_millis(700);
 
@@ -90,6 +93,7 @@ pub fn measure(plan: &Plan, report: &mut Report, half_load: bool) -> anyhow::Res
     let mut series = Series::new();
     for repetition in 1..=plan.repetitions {
         for contender in &mut contenders {
+            disk::quiet();
             let sample = run(plan, &ours, contender)?;
             report.say(&format!(
                 "run {repetition}/{}: {:<22} {:>8.0}/s  server {:>6.2} us  generator {:>5.2} us  p99 {:>6.2} ms{}",
@@ -464,19 +468,23 @@ fn pictures(report: &mut Report, contenders: &[Contender], series: &Series) {
     });
 }
 
-/// The latency of accepts where nothing is short, and beside it what a bare server needs at that rate: that is the
-/// machine's own part, which is large where cores are shared with others.
+/// The latency of accepts where nothing is short. Beside it the two parts that are the machine's: what a bare server needs
+/// at that rate, which is large where cores are shared with others, and what the disk alone makes everybody wait who
+/// answers after a sync.
 fn at_half_load(plan: &Plan, report: &mut Report, ours: &Ours, rate: f64) -> anyhow::Result<()> {
+    let plan = &Plan { connections: HALF_LOAD_CONNECTIONS, ..*plan };
     let ceiling = Ceiling::start(Layout::ThreadPerCore, ours.answers.accepted)?;
-    let (mut p99, mut bare_p99) = (Vec::new(), Vec::new());
+    let (mut p99, mut bare_p99, mut disk_p99) = (Vec::new(), Vec::new(), Vec::new());
     for repetition in 1..=plan.repetitions {
         let count = (rate * plan.run.as_secs_f64() * 1.1) as usize;
         let paced = |address, sale: &Sale| {
             let source = Minted::new(&ours.product, sale).ahead(count);
+            disk::quiet();
             blast(plan, address, Until::Elapsed(plan.run), Pace::PerSecond(rate)).run(|_| source.clone())
         };
         let bare = paced(ceiling.address, &ours.sold_out)?;
         checked(&bare, Kind::Refuse, "bare hyper at half load")?;
+        let disk_at_99 = disk::answer_p99_ms(plan.run)?;
         let blasted = paced(ours.product.address, &ours.plenty)?;
         ours.product.settle(&ours.plenty)?;
         checked(&blasted, Kind::Accept, "half load")?;
@@ -484,7 +492,7 @@ fn at_half_load(plan: &Plan, report: &mut Report, ours: &Ours, rate: f64) -> any
         let bare_at_99 = bare.latency_us.value_at_quantile(0.99) as f64 / 1_000.0;
         report.say(&format!(
             "half load {repetition}/{}: {rate:.0}/s offered, {:.1} % sent, p50 {:.2} ms  p99 {:.2} ms  max {:.2} ms; \
-             bare hyper p99 {bare_at_99:.2} ms",
+             p99 of bare hyper {bare_at_99:.2} ms, of the disk {disk_at_99:.2} ms",
             plan.repetitions,
             blasted.sent as f64 * 100.0 / blasted.offered.max(1) as f64,
             at(0.5),
@@ -493,8 +501,9 @@ fn at_half_load(plan: &Plan, report: &mut Report, ours: &Ours, rate: f64) -> any
         ));
         p99.push(at(0.99));
         bare_p99.push(bare_at_99);
+        disk_p99.push(disk_at_99);
     }
-    report.raw("half_load_p99_ms", json!({"ours": p99, "bare": bare_p99}));
+    report.raw("half_load_p99_ms", json!({"ours": p99, "bare": bare_p99, "disk": disk_p99}));
     report.figure(
         "accept_p99_ms_half_load",
         median(&p99),
@@ -509,6 +518,13 @@ fn at_half_load(plan: &Plan, report: &mut Report, ours: &Ours, rate: f64) -> any
         "p99 of bare hyper at the same rate, without disk: the machine's own part",
         Goal::Information,
     );
+    report.figure(
+        "disk_p99_ms_half_load",
+        median(&disk_p99),
+        "ms",
+        "p99 of an answer that waits for nothing but a sync, nobody else at the disk: the disk's own part",
+        Goal::Information,
+    );
     Ok(())
 }
 
@@ -521,6 +537,9 @@ pub fn profile(plan: &Plan, kind: Kind, rate: Option<f64>) -> anyhow::Result<()>
     println!("server: process {}", product.id());
     let before = crate::processes::thread_cpu_us(product.id());
     let pace = rate.map_or(Pace::Closed, Pace::PerSecond);
+    let connections = if rate.is_some() { HALF_LOAD_CONNECTIONS } else { plan.connections };
+    let plan = &Plan { connections, ..*plan };
+    disk::quiet();
     let blasted = blast(plan, product.address, Until::Elapsed(plan.run), pace).run(|_| source.clone())?;
     let settled = product.settle(&sale)?;
     let after = crate::processes::thread_cpu_us(product.id());

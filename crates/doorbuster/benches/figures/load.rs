@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rules::buyer::BuyerId;
-use rules::id::OfferId;
+use rules::id::{OfferId, OrderId};
 use rules::pass::{Pass, PassKeys};
 use rules::time::UnixMs;
 use serde_json::{Value, json};
@@ -74,6 +74,14 @@ pub struct Minted {
     names: Names,
 }
 
+/// A pass and whose it is.
+pub struct Mint {
+    pub offer: OfferId,
+    pub order: OrderId,
+    pub buyer: BuyerId,
+    pub pass: String,
+}
+
 impl Minted {
     pub fn new(product: &Product, sale: &Sale) -> Self {
         Self {
@@ -89,19 +97,20 @@ impl Minted {
         Self { names: Names::scattered(), ..self }
     }
 
-    fn pass(&self) -> (OfferId, String) {
+    /// A pass for the next buyer.
+    pub fn mint(&self) -> Mint {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let offer = self.offers[number % self.offers.len()];
         let buyer = BuyerId::parse(&self.names.name(number)).unwrap();
         let now = UnixMs(jiff::Timestamp::now().as_millisecond());
         let order = self.keys.mint_order_id(&buyer, now, rand::random());
         let pass = Pass { buyer: buyer.as_str(), offer, order, expires_at: now.plus_s(PASS_LIFE_S) };
-        (offer, self.keys.sign(&pass))
+        Mint { offer, order, pass: self.keys.sign(&pass), buyer }
     }
 
     /// So many passes, signed ahead.
     pub fn ahead(&self, count: usize) -> Passes {
-        let passes: Vec<_> = (0..count).map(|_| self.pass()).collect();
+        let passes: Vec<_> = (0..count).map(|_| self.mint()).map(|it| (it.offer, it.pass)).collect();
         Passes::new(&self.host, passes, 1)
     }
 
@@ -116,7 +125,7 @@ impl Minted {
 /// Signs as it is asked: for loads whose generator's cost does not matter.
 impl RequestSource for Minted {
     fn next(&mut self, out: &mut Vec<u8>) -> bool {
-        let (offer, pass) = self.pass();
+        let Mint { offer, pass, .. } = self.mint();
         render_order(&self.host, offer, &pass, 1, out);
         true
     }

@@ -17,6 +17,9 @@
 /// What a bare server can do.
 mod ceiling;
 
+/// What the disk alone costs, and peace on it before a run.
+mod disk;
+
 /// Ours, as users run it.
 mod product;
 
@@ -64,6 +67,12 @@ mod report;
 
 /// Why the journal has a file of its own.
 mod files;
+
+/// Money beside a crowd.
+mod settle;
+
+/// Very many unpaid orders at once.
+mod timeouts;
 
 /// The page in `docs/`.
 mod document;
@@ -145,6 +154,10 @@ enum Group {
     Parts,
     /// Journal and ledger in one file, and in two.
     Files,
+    /// Providers' notifications beside accepts.
+    Settle,
+    /// 100,000 unpaid orders that are due at once.
+    Timeouts,
 }
 
 /// How long and how often.
@@ -246,6 +259,12 @@ fn measure(plan: &Plan, report: &mut report::Report, only: &[Group]) -> anyhow::
     }
     if wanted(Group::Files) {
         files::measure(plan, report)?;
+    }
+    if wanted(Group::Settle) {
+        settle::measure(plan, report)?;
+    }
+    if wanted(Group::Timeouts) {
+        timeouts::measure(plan, report)?;
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use rules::id::OfferId;
 use serde_json::{Value, json};
 
@@ -17,6 +18,10 @@ use crate::quota::Quota;
 const ADMIN_KEY: &str = "bench-admin-key-0123456789abcdef0123456789abcdef";
 pub const AUTH_SECRET: &str = "bench-auth-secret-0123456789abcdef0123456789abcdef";
 pub const PASS_SECRET: &str = "bench-pass-secret-0123456789abcdef0123456789abcdef";
+/// Preparations go on so many connections.
+const ASKS_AT_ONCE: usize = 64;
+/// Nobody's order closes while something else is measured.
+const PAY_WITHIN_S: u32 = 86_400;
 /// A ledger that has not followed by then does not follow.
 const SETTLE_LIMIT: Duration = Duration::from_secs(180);
 
@@ -94,12 +99,22 @@ impl Product {
 
     /// A sale that is open, with so many offers of so many units each.
     pub fn open_sale(&self, offers: usize, stock: u32) -> anyhow::Result<Sale> {
+        self.open_sale_to_pay_within(offers, stock, PAY_WITHIN_S)
+    }
+
+    /// The same with a deadline of its own.
+    pub fn open_sale_to_pay_within(
+        &self,
+        offers: usize,
+        stock: u32,
+        pay_within_s: u32,
+    ) -> anyhow::Result<Sale> {
         let now = jiff::Timestamp::now();
         let day = jiff::SignedDuration::from_hours(24);
         let offer = json!({"name": "x", "price": {"amount": 149_900, "currency": "CNY"}, "stock": stock});
         let draft = json!({
             "title": "bench", "opens_at": (now - day).to_string(), "closes_at": (now + day).to_string(),
-            "pay_within_s": 86_400, "offers": vec![offer; offers],
+            "pay_within_s": pay_within_s, "offers": vec![offer; offers],
         });
         let sale = self.operate("POST", "/admin/v1/sales", Some(&draft))?;
         let id = sale["id"].as_str().context("no id")?.to_owned();
@@ -113,13 +128,34 @@ impl Product {
     pub fn settle(&self, sale: &Sale) -> anyhow::Result<Duration> {
         let began = Instant::now();
         loop {
-            let stats = self.operate("GET", &format!("/admin/v1/sales/{}/stats", sale.id), None)?;
+            let stats = self.stats(sale)?;
             if stats["queue"]["depth"] == 0 {
                 return Ok(began.elapsed());
             }
             ensure!(began.elapsed() < SETTLE_LIMIT, "the ledger does not follow: {stats}");
             std::thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    pub fn stats(&self, sale: &Sale) -> anyhow::Result<Value> {
+        self.operate("GET", &format!("/admin/v1/sales/{}/stats", sale.id), None)
+    }
+
+    /// Asks as this buyer, many at once: each `path` with this body. Answers in the same order.
+    pub fn ask_as_buyers(&self, asks: Vec<(String, String)>, body: &Value) -> anyhow::Result<Vec<Value>> {
+        let ask = |(buyer, path): (String, String)| {
+            let token = token_of(&buyer);
+            let request = self.client.post(format!("http://{}{path}", self.address)).json(body);
+            async move {
+                let response = request.bearer_auth(token?).send().await?;
+                let status = response.status();
+                let value: Value = response.json().await?;
+                ensure!(status.is_success(), "{path}: {value}");
+                Ok(value)
+            }
+        };
+        let answers = futures_util::stream::iter(asks.into_iter().map(ask)).buffered(ASKS_AT_ONCE);
+        self.runtime.block_on(answers.try_collect())
     }
 
     pub fn id(&self) -> u32 {
@@ -138,6 +174,13 @@ impl Product {
     pub fn command(&self) -> String {
         self.process.line.clone()
     }
+}
+
+/// A token as the shop signs them.
+fn token_of(buyer: &str) -> anyhow::Result<String> {
+    let claims = json!({"sub": buyer, "exp": jiff::Timestamp::now().as_second() + 3_600});
+    let key = jsonwebtoken::EncodingKey::from_secret(AUTH_SECRET.as_bytes());
+    Ok(jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &key)?)
 }
 
 impl Drop for Product {

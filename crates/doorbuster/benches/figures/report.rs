@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde_json::{Map, Value, json};
 
 use crate::Plan;
+use crate::disk;
 
 /// What a figure must reach and what it aims at.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +124,7 @@ impl Report {
             "repetitions": plan.repetitions,
             "connections": plan.connections,
             "generator_threads": plan.threads,
-            "fdatasync_p50_us": fdatasync_p50_us(),
+            "fdatasync_p50_us": disk::sync_p50_us(),
         });
         println!("conditions: {conditions}");
         println!("the load generator runs on the same cores; trust ratios, not rates");
@@ -225,19 +226,4 @@ fn cpu_model() -> String {
     let info = read("/proc/cpuinfo");
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     model.map_or(String::new(), |(_, name)| name.trim().to_owned())
-}
-
-/// What one sync of a small append costs on this disk: every order rate stands on it.
-fn fdatasync_p50_us() -> f64 {
-    use std::io::Write as _;
-    let Ok(mut file) = tempfile::tempfile() else { return f64::NAN };
-    let mut samples = Vec::new();
-    for _ in 0..200 {
-        let began = Instant::now();
-        if file.write_all(&[0; 4_096]).and_then(|()| file.sync_data()).is_err() {
-            return f64::NAN;
-        }
-        samples.push(began.elapsed().as_secs_f64() * 1e6);
-    }
-    median(&samples).round()
 }

@@ -23,14 +23,18 @@ mod reach;
 /// Money and tables for people.
 mod table;
 
+mod audit;
 mod completions;
 mod config;
 mod demo;
+mod events;
 mod migrate;
 mod openapi;
+mod payments;
 mod preheat;
 mod sale;
 mod serve;
+mod webhooks;
 
 /// A flash-sale ordering engine: never oversells, never strands a unit, answers at once, forgets nobody.
 #[derive(Debug, Parser)]
@@ -49,6 +53,7 @@ Examples:
   doorbuster config default > shop.toml   every setting, explained
   doorbuster serve --config shop.toml     the real thing
   doorbuster sale create night.json       a sale on the server that runs
+  doorbuster events tail                  what happens, as it happens
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a promise is violated.";
 
@@ -58,6 +63,10 @@ enum Command {
     Serve(serve::Serve),
     Sale(sale::Sale),
     Preheat(preheat::Preheat),
+    Payments(payments::Payments),
+    Events(events::Events),
+    Webhooks(webhooks::Webhooks),
+    Audit(audit::Audit),
     Migrate(migrate::Migrate),
     Config(config::Config),
     #[command(name = "openapi")]
@@ -87,6 +96,10 @@ pub async fn run(cli: Cli) -> ExitCode {
         Command::Serve(command) => command.run().await,
         Command::Sale(command) => command.run().await,
         Command::Preheat(command) => command.run().await,
+        Command::Payments(command) => command.run().await,
+        Command::Events(command) => command.run().await,
+        Command::Webhooks(command) => command.run().await,
+        Command::Audit(command) => command.run().await,
         Command::Migrate(command) => command.run().await,
         Command::Config(command) => command.run(),
         Command::OpenApi(command) => command.run(),

@@ -43,6 +43,14 @@ struct Inside {
     running: tokio::task::JoinHandle<anyhow::Result<()>>,
 }
 
+/// Where a command finds what it asks about.
+#[derive(Debug)]
+pub enum Found {
+    Server(Client),
+    /// No server runs on it.
+    Folder(Box<Settings>),
+}
+
 /// Whether a command may begin a new data folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Folder {
@@ -52,19 +60,10 @@ pub enum Folder {
 
 impl ReachOptions {
     pub async fn reach(&self, folder: Folder) -> anyhow::Result<Reached> {
-        let settings = self.settings.load(&[])?;
-        let key = self.admin_key.clone().map(SecretString::from).or_else(|| settings.admin_key.clone());
-        let run_file = RunFile::read(&settings.data_dir);
-        if let Some(server) = &self.server {
-            return Ok(Reached { client: Client::new(server, required(key)?)?, inside: None });
-        }
-        if let Some(run_file) = run_file {
-            let client = Client::new(&run_file.operator_url, key.clone().unwrap_or_default())?;
-            if client.is_alive().await {
-                required(key)?;
-                return Ok(Reached { client, inside: None });
-            }
-        }
+        let settings = match self.find().await? {
+            Found::Server(client) => return Ok(Reached { client, inside: None }),
+            Found::Folder(settings) => settings,
+        };
         ensure!(
             folder == Folder::MayBeNew || settings.ledger_path().exists(),
             "no server runs on the data folder {0}, and there is no ledger in it. \
@@ -72,6 +71,24 @@ impl ReachOptions {
             settings.data_dir.display()
         );
         self.start_inside().await
+    }
+
+    /// The server that is named or runs on the data folder; else the folder's settings.
+    pub async fn find(&self) -> anyhow::Result<Found> {
+        let settings = self.settings.load(&[])?;
+        let key = self.admin_key.clone().map(SecretString::from).or_else(|| settings.admin_key.clone());
+        let run_file = RunFile::read(&settings.data_dir);
+        if let Some(server) = &self.server {
+            return Ok(Found::Server(Client::new(server, required(key)?)?));
+        }
+        if let Some(run_file) = run_file {
+            let client = Client::new(&run_file.operator_url, key.clone().unwrap_or_default())?;
+            if client.is_alive().await {
+                required(key)?;
+                return Ok(Found::Server(client));
+            }
+        }
+        Ok(Found::Folder(Box::new(settings)))
     }
 
     /// Its secrets are made up: it serves this command and nobody else.
@@ -101,6 +118,11 @@ impl ReachOptions {
 }
 
 impl Reached {
+    /// Whether the server is one inside this process.
+    pub fn is_inside(&self) -> bool {
+        self.inside.is_some()
+    }
+
     /// Lets a server inside this process end in order.
     pub async fn leave(self) -> anyhow::Result<()> {
         let Self { client, inside } = self;

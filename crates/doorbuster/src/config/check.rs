@@ -169,8 +169,18 @@ impl Settings {
 
     /// Reading the keys is the check: what cannot be read here could not verify anything later.
     fn check_payment(&self, problems: &mut Problems) {
-        if let Err(found) = Providers::new(&self.payment) {
-            problems.0.extend(found);
+        let is_web = |url: &String| url.starts_with("https://") || url.starts_with("http://");
+        if self.public_url.as_ref().is_some_and(|url| !is_web(url) || url.contains(['?', '#'])) {
+            problems.add("public_url", "must begin with https:// (or http://) and have no ? and no #.");
+        }
+        match Providers::new(&self.payment) {
+            Err(found) => problems.0.extend(found),
+            Ok(providers) if providers.names().next().is_some() && self.public_url.is_none() => problems.add(
+                "public_url",
+                "is needed with a payment provider, which must know where to send buyers and notifications: \
+                 for example https://sale.shop.example.",
+            ),
+            Ok(_) => {}
         }
     }
 
@@ -236,6 +246,13 @@ impl Settings {
         problems.range("webhooks.in_flight", self.webhooks.in_flight, 1..=1_000, "deliveries");
         problems.range("webhooks.retry_hours", self.webhooks.retry_hours, 1..=720, "hours");
         problems.range("webhooks.keep_hours", self.webhooks.keep_hours, 1..=87_600, "hours");
+        problems.range("audit.every_s", self.audit.every_s, 0..=86_400, SECONDS);
+        problems.range("audit.after_s", self.audit.after_s, 0..=86_400, SECONDS);
+        problems.range("audit.apart_ms", self.audit.apart_ms, 100..=600_000, "milliseconds");
+        problems.range("audit.queued_s", self.audit.queued_s, 5..=86_400, SECONDS);
+        problems.range("audit.unpaid_s", self.audit.unpaid_s, 10..=86_400, SECONDS);
+        problems.range("audit.captured_s", self.audit.captured_s, 10..=86_400, SECONDS);
+        problems.range("audit.refund_s", self.audit.refund_s, 60..=604_800, SECONDS);
     }
 
     fn check_relations(&self, problems: &mut Problems) {
@@ -278,6 +295,13 @@ impl Settings {
             warn(
                 "listen",
                 "demo mode or the sandbox is on and others can reach it: anybody may log in and \"pay\".",
+            );
+        }
+        let has_real = |providers: Providers| providers.names().next().is_some();
+        if self.payment.sandbox && Providers::new(&self.payment).is_ok_and(has_real) {
+            warn(
+                "payment.sandbox",
+                "is on beside a real provider: whoever reaches a loopback listener, also through a proxy, can \"pay\" there.",
             );
         }
         if same(&self.admin_key, &self.pass.secret) || same(&self.auth.hs256_secret, &self.pass.secret) {
@@ -480,6 +504,20 @@ mod tests {
         );
     }
 
+    const WEBHOOK_SECRET: &str = "payment.stripe.webhook_secrets=whsec_0123456789abcdef0123456789abcdef";
+
+    #[test]
+    fn a_real_provider_must_know_where_we_are() {
+        let said = problems(&["payment.stripe.secret_key=sk_test_1", WEBHOOK_SECRET]);
+        assert!(said.len() == 1 && said[0].starts_with("public_url: is needed"), "{said:?}");
+        for bad in
+            ["public_url=shop.example", "public_url=ftp://shop.example", "public_url=https://shop.example/?a"]
+        {
+            let said = problems(&[bad]);
+            assert!(said.len() == 1 && said[0].starts_with("public_url: must begin"), "{said:?}");
+        }
+    }
+
     #[test]
     fn several_problems_come_together() {
         assert_eq!(problems(&["listen=x", "gate=tape", "pass.ttl_s=5", "roles="]).len(), 3);
@@ -498,5 +536,9 @@ mod tests {
             ["listen"]
         );
         assert_eq!(warned(&["pass.secret=0123456789abcdef0123456789abcdef-admin"]), ["pass.secret"]);
+        let stripe =
+            ["payment.stripe.secret_key=sk_test_1", "public_url=https://shop.example", WEBHOOK_SECRET];
+        assert_eq!(warned(&stripe), Vec::<&str>::new());
+        assert_eq!(warned(&[&stripe[..], &["payment.sandbox=true"]].concat()), ["payment.sandbox"]);
     }
 }

@@ -24,6 +24,8 @@ pub struct Settings {
     pub listen: String,
     #[serde(with = "unset_when_empty")]
     pub operator_listen: Option<String>,
+    #[serde(with = "unset_when_empty")]
+    pub public_url: Option<String>,
     pub data_dir: PathBuf,
     pub gate: BackendUrl,
     /// Never empty after [`Settings::load`].
@@ -47,6 +49,7 @@ pub struct Settings {
     pub images: ImagesSettings,
     pub webhooks: WebhooksSettings,
     pub broker: BrokerSettings,
+    pub audit: AuditSettings,
     pub telemetry: TelemetrySettings,
 }
 
@@ -187,6 +190,15 @@ pub struct StrikesSettings {
     pub block_hours: u32,
 }
 
+impl StrikesSettings {
+    /// In the words of the rules.
+    #[must_use]
+    pub fn policy(&self) -> rules::strike::Policy {
+        let Self { limit, window_days, block_hours } = *self;
+        rules::strike::Policy { limit, window_days, block_hours }
+    }
+}
+
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StorefrontSettings {
@@ -224,6 +236,19 @@ pub struct BrokerSettings {
     pub in_flight: usize,
     #[serde(with = "unset_when_empty")]
     pub ca_file: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AuditSettings {
+    /// 0 = only when asked.
+    pub every_s: u32,
+    pub after_s: u32,
+    pub apart_ms: u32,
+    pub queued_s: u32,
+    pub unpaid_s: u32,
+    pub captured_s: u32,
+    pub refund_s: u32,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]

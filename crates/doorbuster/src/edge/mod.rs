@@ -24,6 +24,12 @@ pub mod buyer;
 /// What operators call.
 pub mod operator;
 
+/// What payment providers call.
+pub mod callback;
+
+/// The provider that only pretends, and its page.
+pub mod sandbox;
+
 /// Alive, ready, metrics.
 pub mod health;
 

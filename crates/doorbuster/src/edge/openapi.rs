@@ -17,8 +17,9 @@ use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_swagger_ui::SwaggerUi;
 
+use super::cached;
 use super::refusal::Refusal;
-use super::{buyer, cached, operator};
+use super::router::{buyer_routes, operator_routes};
 use crate::app::App;
 use crate::catalogue::Rendered;
 
@@ -49,7 +50,7 @@ struct Head;
 #[must_use]
 pub fn document() -> OpenApi {
     let routes: OpenApiRouter<Arc<App>> =
-        OpenApiRouter::with_openapi(Head::openapi()).merge(buyer::routes()).merge(operator::routes());
+        OpenApiRouter::with_openapi(Head::openapi()).merge(buyer_routes()).merge(operator_routes());
     let mut document = routes.into_openapi();
     document.info.description = Some(description());
     let components = document.components.get_or_insert_default();

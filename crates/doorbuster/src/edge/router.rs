@@ -18,7 +18,7 @@ use super::extract::{self, KnownBuyer};
 use super::limits::{Class, IpKey, Permit};
 use super::refusal::Refusal;
 use super::server::Audience;
-use super::{buyer, health, images, openapi, operator};
+use super::{buyer, callback, health, images, openapi, operator, sandbox};
 use crate::app::App;
 use crate::telemetry::metrics::{RequestClass, Shed};
 
@@ -46,9 +46,9 @@ pub struct Routers {
     operators: Router,
 }
 
-/// All buyer and health calls, with their part of the OpenAPI document.
+/// All calls of buyers and payment providers, with their part of the OpenAPI document.
 pub fn buyer_routes() -> OpenApiRouter<Arc<App>> {
-    OpenApiRouter::new().merge(buyer::routes())
+    OpenApiRouter::new().merge(buyer::routes()).merge(callback::routes()).merge(sandbox::routes())
 }
 
 /// All operator calls, with their part of the OpenAPI document.
@@ -69,6 +69,7 @@ pub fn build(app: &Arc<App>) -> Routers {
             .with_state(Arc::clone(app))
     };
     let (buyers, _) = buyer_routes().split_for_parts();
+    let buyers = buyers.merge(sandbox::pages());
     let (operators, _) = operator_routes().split_for_parts();
     let once = axum::middleware::from_fn_with_state(Arc::clone(app), operator::answer_once);
     let operators = operators.route_layer(once);
@@ -184,7 +185,7 @@ fn class_of(path: &str) -> RequestClass {
         RequestClass::Operator
     } else if path.starts_with("/api/v1/payments/") {
         RequestClass::Callback
-    } else if path.starts_with("/api/v1/") {
+    } else if path.starts_with("/api/v1/") || path.starts_with("/sandbox/payments/") {
         RequestClass::Buyer
     } else if matches!(path, "/healthz" | "/readyz" | "/metrics") {
         RequestClass::Health
@@ -207,7 +208,7 @@ fn has_reserve(class: RequestClass, method: &Method, path: &str) -> bool {
 /// Long polls and sockets.
 fn waits<B>(request: &Request<B>) -> bool {
     let path = request.uri().path();
-    let polls = path.starts_with("/api/v1/orders/")
+    let polls = (path.starts_with("/api/v1/orders/") || path == operator::events::PATH)
         && request.uri().query().is_some_and(|query| query.contains("wait="));
     let watches = path.starts_with("/admin/v1/sales/") && path.ends_with("/stream");
     request.method() == Method::GET && (polls || watches || path == buyer::EVENTS_PATH)

@@ -1,14 +1,14 @@
 //! The gate in memory: decides who gets a unit, atomically, in nanoseconds. It owns no truth (the ledger can rebuild
 //! it) and does no I/O: a grant is *pending* until the queue says that it is durable.
 //!
-//! Locks: one per shard of buyers. A grant, a repeat and a release of one buyer meet there. A buyer of whom the gate
-//! knows nothing and who cannot be granted anything is refused without any lock.
+//! Locks: one per shard of buyers. A grant, a repeat, a release and a revival of one buyer meet there. A buyer of whom
+//! the gate knows nothing and who cannot be granted anything is refused without any lock.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hasher as _;
 use std::sync::Arc;
 
-use rules::admission::{Door, Known, Verdict, admit};
+use rules::admission::{Door, Known, Verdict, admit, readmit};
 use rules::id::{OfferId, OrderId};
 use rules::sale::{SaleState, Window};
 use rules::time::UnixMs;
@@ -21,6 +21,9 @@ use super::table::{Entry, Key, Mark, OFFERS_MAX, Table};
 
 /// Shards of buyers. More than any machine has cores, so that two buyers rarely meet at a lock.
 const SHARDS: usize = 256;
+
+/// The `seq` of an order that a buyer's claim begins: whatever ends it has a higher one.
+const CLAIM_SEQ: u32 = 1;
 
 /// One try of a buyer, as its pass tells it.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +67,30 @@ pub struct Grant {
     /// Room in the queue, kept until the order is recorded.
     pub permit: Permit,
     key: Key,
+    /// What the slot says again if nothing comes of it: a buyer may try again, a spent pass stays spent.
+    undone: Mark,
+}
+
+/// An order that let go of what it held, by the fact of this number.
+#[derive(Clone, Copy, Debug)]
+pub struct Release<'a> {
+    pub buyer: &'a str,
+    pub order: OrderId,
+    /// The order's `seq` since it let go.
+    pub seq: u32,
+    /// Whether its units are free again. Otherwise they left the stock as well.
+    pub restock: bool,
+}
+
+/// What a release did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Returned {
+    /// Its units are back. `was_dry`: until now there were none, and people were told so.
+    Free { was_dry: bool },
+    /// The order is forgotten; nothing comes back.
+    Forgotten,
+    /// It was counted before, or there is nothing to let go of.
+    Before,
 }
 
 /// An offer as the gate knows it.
@@ -75,14 +102,34 @@ pub struct OfferGate {
     state: AtomicU32,
     opens_at: AtomicU64,
     closes_at: AtomicU64,
-    /// The ledger's `change_no` that the gate has seen last: an older change has already been counted.
+    /// The ledger's `change_no` of the last raise that was counted: an older one has been counted too.
     change_no: AtomicU64,
+    /// The ledger's `change_no` when the gate learned of the offer: what happened up to there is in its numbers.
+    seeded_at: u64,
 }
 
 impl OfferGate {
     #[must_use]
     pub fn free(&self) -> u32 {
         self.free.load(Ordering::Acquire)
+    }
+
+    /// The ledger's `change_no` that the gate has seen last.
+    #[must_use]
+    pub fn change_no(&self) -> u64 {
+        self.change_no.load(Ordering::Acquire)
+    }
+
+    /// Its number in this process: what [`Held`] names it by.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.offer_no
+    }
+
+    /// Whether the gate's numbers began with this change in them.
+    #[must_use]
+    pub fn began_with(&self, change_no: u64) -> bool {
+        change_no <= self.seeded_at
     }
 
     #[must_use]
@@ -118,11 +165,11 @@ impl OfferGate {
         self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).map(|_| ())
     }
 
-    fn put_back(&self, quantity: u32) {
+    /// Answers how many were free before.
+    fn put_back(&self, quantity: u32) -> u32 {
         // Saturating: a defect elsewhere must not wrap into a sale of four billion units.
-        let _ = self
-            .free
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| Some(free.saturating_add(quantity)));
+        let more = |free: u32| Some(free.saturating_add(quantity));
+        self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).unwrap_or_else(|free| free)
     }
 }
 
@@ -170,6 +217,8 @@ struct Locked {
     unsure: HashSet<OrderId>,
     /// Spent passes whose buyer has had another order since; order -> expiry.
     spent: HashMap<OrderId, u32>,
+    /// Orders that late money holds units for again; order -> the `seq` from which it claimed them.
+    revived: HashMap<OrderId, u32>,
 }
 
 impl Locked {
@@ -182,6 +231,20 @@ impl Locked {
             self.waiters.entry(order).or_default().push(send);
         }
         receive
+    }
+
+    /// The `seq` at which the order came to what it holds: a release of an earlier fact was counted before.
+    fn held_since(&self, order: OrderId) -> u32 {
+        self.revived.get(&order).copied().unwrap_or(CLAIM_SEQ)
+    }
+
+    /// Keeps a spent pass in mind whose slot is needed for another order.
+    fn keep_spent(&mut self, entry: Option<Entry>, other_than: OrderId, now_s: u32) {
+        let ended = |entry: &Entry| entry.mark == Mark::Ended && entry.pass_expires_at_s >= now_s;
+        if let Some(ended) = entry.filter(ended).filter(|entry| entry.order != other_than.0) {
+            self.spent.retain(|_, expiry| *expiry >= now_s);
+            self.spent.insert(OrderId(ended.order), ended.pass_expires_at_s);
+        }
     }
 }
 
@@ -229,6 +292,7 @@ impl MemoryGate {
             opens_at: AtomicU64::new(0),
             closes_at: AtomicU64::new(0),
             change_no: AtomicU64::new(seed.change_no),
+            seeded_at: seed.change_no,
         });
         offer.set_door(seed.state, seed.window);
         offers.insert(seed.offer, Arc::clone(&offer));
@@ -246,7 +310,7 @@ impl MemoryGate {
             locked.spent.insert(order.order, expiry);
             return;
         }
-        if let Some(earlier) = shard.table.get(key) {
+        if let Some(earlier) = shard.table.get(key).filter(|earlier| earlier.order != order.order.0) {
             locked.spent.insert(OrderId(earlier.order), earlier.pass_expires_at_s);
         }
         let mark = if order.live { Mark::Live } else { Mark::Ended };
@@ -255,10 +319,14 @@ impl MemoryGate {
     }
 
     /// Takes units that the journal granted before the process ended and the ledger has not recorded yet.
-    /// `false` when they are not there: the books and the journal disagree.
-    pub fn replay(&self, offer: &OfferGate, order: &SeedOrder<'_>) -> bool {
+    /// `revived_from` is the `seq` from which late money claimed them, if it did. `false` when they are not there: the
+    /// books and the journal disagree.
+    pub fn replay(&self, offer: &OfferGate, order: &SeedOrder<'_>, revived_from: Option<u32>) -> bool {
         let taken = offer.take(order.quantity).is_ok();
         self.seed_order(offer, order);
+        if let (Some(seq), Some(shard)) = (revived_from, self.shard(self.key(offer, order.buyer))) {
+            shard.locked.lock().revived.insert(order.order, seq);
+        }
         taken
     }
 
@@ -309,24 +377,50 @@ impl MemoryGate {
             permit.is_some()
         });
         let (Verdict::Granted, Some(permit)) = (verdict, permit) else { return Decision::Answer(verdict) };
-        let now_s = expiry_s(now);
-        let keep = |entry: &Entry| keeps(entry, now_s);
-        let pending =
-            entry(offer, Mark::Pending, attempt.order, attempt.quantity, expiry_s(attempt.pass_expires_at));
-        shard.table.set(key, &pending, keep);
-        if let Err(free) = offer.take(attempt.quantity) {
-            let nothing = before.unwrap_or(Entry { mark: Mark::Vacant, ..pending });
-            shard.table.set(key, &nothing, keep);
-            return Decision::Answer(admit(known, door, free, attempt.quantity, || false));
+        let place = Place { shard, key, offer, undone: Mark::Vacant };
+        match place.take(&mut locked, attempt, permit, now) {
+            Ok(grant) => Decision::Granted(grant),
+            Err(free) => Decision::Answer(admit(known, door, free, attempt.quantity, || false)),
         }
-        if let Some(ended) =
-            before.filter(|entry| entry.mark == Mark::Ended && entry.pass_expires_at_s >= now_s)
-        {
-            locked.spent.retain(|_, expiry| *expiry >= now_s);
-            locked.spent.insert(OrderId(ended.order), ended.pass_expires_at_s);
+    }
+
+    /// Tries to take units again for an order that timed out, because late money has come: one atomic step, whatever
+    /// the door says, and whether or not the order's pass is spent. `closing_seq` is the order's `seq` now.
+    ///
+    /// If the release of that closing has not arrived, it is counted here, and ignored when it does. A repeat takes
+    /// nothing.
+    pub fn revive(
+        &self,
+        offer: &Arc<OfferGate>,
+        attempt: &Try<'_>,
+        closing_seq: u32,
+        now: UnixMs,
+    ) -> Decision {
+        let key = self.key(offer, attempt.buyer);
+        let Some(shard) = self.shard(key) else { return Decision::Answer(Verdict::Busy) };
+        let mut locked = shard.locked.lock();
+        let pending = |entry: &Entry| entry.mark == Mark::Pending;
+        if let Some(pending) = shard.table.get(key).filter(pending) {
+            return Decision::Wait(locked.wait_for(OrderId(pending.order)));
         }
-        let (order, quantity) = (attempt.order, attempt.quantity);
-        Decision::Granted(Grant { offer: Arc::clone(offer), order, quantity, permit, key })
+        let closing = Release { buyer: attempt.buyer, order: attempt.order, seq: closing_seq, restock: true };
+        let_go(shard, &mut locked, key, offer, &closing);
+        let live = shard.table.get(key).filter(|entry| entry.mark == Mark::Live);
+        let live = live.map(|entry| (OrderId(entry.order), u32::from(entry.quantity)));
+        let mut permit = None;
+        let verdict = readmit(attempt.order, live, offer.free(), attempt.quantity, || {
+            permit = self.room.reserve();
+            permit.is_some()
+        });
+        let (Verdict::Granted, Some(permit)) = (verdict, permit) else { return Decision::Answer(verdict) };
+        let place = Place { shard, key, offer, undone: Mark::Ended };
+        match place.take(&mut locked, attempt, permit, now) {
+            Ok(grant) => {
+                locked.revived.insert(attempt.order, closing_seq);
+                Decision::Granted(grant)
+            }
+            Err(free) => Decision::Answer(readmit(attempt.order, live, free, attempt.quantity, || false)),
+        }
     }
 
     /// Waits for the commit of this order's grant, if that is still under way: nobody is told of it before.
@@ -352,8 +446,10 @@ impl MemoryGate {
     pub fn roll_back(&self, grant: &Grant) {
         // The units return before the slot is cleared: otherwise the same buyer, told to try again, could find
         // neither the grant nor its units and hear "sold out".
-        let put_back = || grant.offer.put_back(grant.quantity);
-        self.end_pending(grant, Mark::Vacant, Outcome::RolledBack, put_back);
+        let put_back = || {
+            grant.offer.put_back(grant.quantity);
+        };
+        self.end_pending(grant, grant.undone, Outcome::RolledBack, put_back);
     }
 
     /// Nobody knows whether the grant is durable. Nothing is restored; who waits is told so.
@@ -374,24 +470,23 @@ impl MemoryGate {
         let Some(entry) = shard.table.get(grant.key).filter(pending) else { return };
         first();
         shard.table.set(grant.key, &Entry { mark, ..entry }, |_| true);
+        if outcome == Outcome::RolledBack {
+            locked.revived.remove(&grant.order);
+        }
         let waiters = locked.waiters.remove(&grant.order);
         drop(locked);
         tell(waiters, outcome);
     }
 
-    /// The order ended in the ledger: its units are free at once and its pass is spent.
+    /// The order ended in the ledger: its pass is spent, and its units are free at once, if they come back at all.
     ///
-    /// Only the buyer's live order of exactly this id lets go of units, so a second release of the same order, or a
-    /// late one after the buyer has ordered again, changes nothing. `false` says so.
-    pub fn release(&self, offer: &OfferGate, buyer: &str, order: OrderId) -> bool {
-        let key = self.key(offer, buyer);
-        let Some(shard) = self.shard(key) else { return false };
-        let _locked = shard.locked.lock();
-        let live = |entry: &Entry| entry.mark == Mark::Live && entry.order == order.0;
-        let Some(entry) = shard.table.get(key).filter(live) else { return false };
-        shard.table.set(key, &Entry { mark: Mark::Ended, ..entry }, |_| true);
-        offer.put_back(u32::from(entry.quantity));
-        true
+    /// Counted once per (order id, seq): only the buyer's live order of exactly this id lets go, and only of what it
+    /// came to hold before that `seq`. So neither a second delivery nor a late one, after the buyer has ordered again
+    /// or late money has revived the order, changes anything.
+    pub fn release(&self, offer: &OfferGate, release: &Release<'_>) -> Returned {
+        let key = self.key(offer, release.buyer);
+        let Some(shard) = self.shard(key) else { return Returned::Before };
+        let_go(shard, &mut shard.locked.lock(), key, offer, release)
     }
 
     /// Adds units that the ledger has already added. A change the gate has seen is ignored.
@@ -457,21 +552,195 @@ impl MemoryGate {
     }
 }
 
-fn known(before: Option<Entry>, locked: &Locked, order: OrderId) -> Known {
-    if !locked.spent.is_empty() && locked.spent.contains_key(&order) {
-        return Known::SameEnded;
+/// An order that the gate holds units for, as an audit sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub order: OrderId,
+    /// See [`OfferGate::number`].
+    pub offer_no: u32,
+    pub quantity: u32,
+    /// Whether the grant is durable, or still on its way to the disk.
+    pub durable: bool,
+}
+
+/// An offer's units at the gate at one instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weight {
+    pub free: u32,
+    /// Units of all orders that hold some.
+    pub held: u64,
+}
+
+impl Weight {
+    /// Units that the gate lacks to make up this stock; below 0: it has too many.
+    #[must_use]
+    pub fn lacks(self, stock: u32) -> i64 {
+        let has = i64::try_from(self.held).unwrap_or(i64::MAX).saturating_add(i64::from(self.free));
+        i64::from(stock).saturating_sub(has)
     }
+}
+
+/// What audits do. None of it is on the way of a try, except that a try may wait for a lock.
+impl MemoryGate {
+    /// Every offer that the gate knows.
+    #[must_use]
+    pub fn offers(&self) -> Vec<Arc<OfferGate>> {
+        self.offers.lock().values().map(Arc::clone).collect()
+    }
+
+    /// How many pieces there are for [`MemoryGate::held_in`].
+    #[must_use]
+    pub fn pieces(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Adds the orders that hold units in one piece of the gate. A try of one buyer in so many waits for it, for as
+    /// long as it takes to copy the piece; the pieces together are of different instants.
+    pub fn held_in(&self, piece: usize, into: &mut Vec<Held>) {
+        let Some(shard) = self.shards.get(piece) else { return };
+        // Memory is found before the lock is taken.
+        into.reserve(shard.table.used());
+        let _locked = shard.locked.lock();
+        shard.table.visit(|_, entry| into.extend(held(entry)));
+    }
+
+    /// The units of these offers at one instant: every try that may be granted waits until it is over. Orders in
+    /// `except` are not counted.
+    pub fn weigh(&self, offers: &[&OfferGate], except: &HashSet<OrderId>) -> Vec<Weight> {
+        let _locked: Vec<_> = self.shards.iter().map(|shard| shard.locked.lock()).collect();
+        self.weigh_locked(offers, except)
+    }
+
+    /// Makes the offer's free units what `stock` and the held orders leave, at one instant; answers how many units it
+    /// lacked before (below 0: had too many). Again is harmless. Units that are held are never taken from anybody: when
+    /// too few are free, fewer are taken.
+    pub fn level(&self, offer: &OfferGate, stock: u32, except: &HashSet<OrderId>) -> i64 {
+        let _locked: Vec<_> = self.shards.iter().map(|shard| shard.locked.lock()).collect();
+        let weight = self.weigh_locked(&[offer], except).first().copied().unwrap_or_default();
+        let lacks = weight.lacks(stock);
+        let units = u32::try_from(lacks.unsigned_abs()).unwrap_or(u32::MAX);
+        if lacks > 0 {
+            offer.put_back(units);
+        } else if lacks < 0 && offer.take(units.min(weight.free)).is_err() {
+            // Free units only change under a shard's lock, or in a stock change, which waits for the audit.
+            return 0;
+        }
+        lacks
+    }
+
+    /// The order that the gate holds units for, if it does so for this buyer.
+    pub fn live_order(&self, offer: &OfferGate, buyer: &str) -> Option<OrderId> {
+        let key = self.key(offer, buyer);
+        let shard = self.shard(key)?;
+        let _locked = shard.locked.lock();
+        shard.table.get(key).and_then(held).map(|held| held.order)
+    }
+
+    /// Forgets an order of which nobody knows the buyer: its units are free. `false` when the gate does not hold it.
+    pub fn forget(&self, offer: &OfferGate, order: OrderId) -> bool {
+        self.shards.iter().any(|shard| {
+            let _locked = shard.locked.lock();
+            let mut found = None;
+            shard.table.visit(|key, entry| {
+                if entry.mark == Mark::Live && entry.order == order.0 && entry.offer_no == offer.offer_no {
+                    found = Some((key, entry));
+                }
+            });
+            let Some((key, entry)) = found else { return false };
+            shard.table.set(key, &Entry { mark: Mark::Ended, ..entry }, |_| true);
+            offer.put_back(u32::from(entry.quantity));
+            true
+        })
+    }
+
+    fn weigh_locked(&self, offers: &[&OfferGate], except: &HashSet<OrderId>) -> Vec<Weight> {
+        let mut units: HashMap<u32, u64> = offers.iter().map(|offer| (offer.offer_no, 0)).collect();
+        for shard in &self.shards {
+            shard.table.visit(|_, entry| {
+                if let (Some(held), Some(sum)) = (held(entry), units.get_mut(&entry.offer_no))
+                    && !except.contains(&held.order)
+                {
+                    *sum += u64::from(held.quantity);
+                }
+            });
+        }
+        let weight = |offer: &&OfferGate| Weight {
+            free: offer.free(),
+            held: units.get(&offer.offer_no).copied().unwrap_or(0),
+        };
+        offers.iter().map(weight).collect()
+    }
+}
+
+fn held(entry: Entry) -> Option<Held> {
+    let durable = match entry.mark {
+        Mark::Pending => false,
+        Mark::Live => true,
+        Mark::Vacant | Mark::Ended => return None,
+    };
+    let (order, quantity) = (OrderId(entry.order), u32::from(entry.quantity));
+    Some(Held { order, offer_no: entry.offer_no, quantity, durable })
+}
+
+/// Where a grant stands, under the lock of its shard.
+struct Place<'a> {
+    shard: &'a Shard,
+    key: Key,
+    offer: &'a Arc<OfferGate>,
+    undone: Mark,
+}
+
+impl Place<'_> {
+    /// Writes the slot, then takes the units. `Err` says how many are free when they are not enough any more.
+    fn take(self, locked: &mut Locked, attempt: &Try<'_>, permit: Permit, now: UnixMs) -> Result<Grant, u32> {
+        let Self { shard, key, offer, undone } = self;
+        let now_s = expiry_s(now);
+        let keep = |entry: &Entry| keeps(entry, now_s);
+        let before = shard.table.get(key);
+        let (order, quantity) = (attempt.order, attempt.quantity);
+        let pending = entry(offer, Mark::Pending, order, quantity, expiry_s(attempt.pass_expires_at));
+        shard.table.set(key, &pending, keep);
+        if let Err(free) = offer.take(quantity) {
+            shard.table.set(key, &before.unwrap_or(Entry { mark: undone, ..pending }), keep);
+            return Err(free);
+        }
+        locked.keep_spent(before, order, now_s);
+        Ok(Grant { offer: Arc::clone(offer), order, quantity, permit, key, undone })
+    }
+}
+
+fn let_go(
+    shard: &Shard,
+    locked: &mut Locked,
+    key: Key,
+    offer: &OfferGate,
+    release: &Release<'_>,
+) -> Returned {
+    let holds = |entry: &Entry| entry.mark == Mark::Live && entry.order == release.order.0;
+    let held_before = release.seq > locked.held_since(release.order);
+    let Some(entry) = shard.table.get(key).filter(holds).filter(|_| held_before) else {
+        return Returned::Before;
+    };
+    shard.table.set(key, &Entry { mark: Mark::Ended, ..entry }, |_| true);
+    locked.revived.remove(&release.order);
+    if !release.restock {
+        return Returned::Forgotten;
+    }
+    Returned::Free { was_dry: offer.put_back(u32::from(entry.quantity)) == 0 }
+}
+
+fn known(before: Option<Entry>, locked: &Locked, order: OrderId) -> Known {
+    let is_live = |entry: &Entry| matches!(entry.mark, Mark::Pending | Mark::Live);
+    let is_this = |entry: &Entry| entry.order == order.0;
     match before {
-        None => Known::Nothing,
-        Some(entry) => match entry.mark {
-            Mark::Vacant => Known::Nothing,
-            Mark::Ended if entry.order == order.0 => Known::SameEnded,
-            Mark::Ended => Known::Nothing,
-            Mark::Pending | Mark::Live if entry.order == order.0 => {
-                Known::SameLive { quantity: u32::from(entry.quantity) }
-            }
-            Mark::Pending | Mark::Live => Known::OtherLive { order: OrderId(entry.order) },
-        },
+        // First of all: late money may have revived an order whose pass was spent.
+        Some(entry) if is_live(&entry) && is_this(&entry) => {
+            Known::SameLive { quantity: u32::from(entry.quantity) }
+        }
+        _ if !locked.spent.is_empty() && locked.spent.contains_key(&order) => Known::SameEnded,
+        Some(entry) if is_live(&entry) => Known::OtherLive { order: OrderId(entry.order) },
+        Some(entry) if entry.mark == Mark::Ended && is_this(&entry) => Known::SameEnded,
+        Some(_) | None => Known::Nothing,
     }
 }
 

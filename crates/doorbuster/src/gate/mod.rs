@@ -20,10 +20,13 @@ use rules::buyer::BuyerId;
 use rules::time::UnixMs;
 use tokio::sync::oneshot;
 
+use crate::crash;
 use crate::queue::reply::Reply;
-use crate::queue::{Claim, JournalHandle, Unrecorded};
+use crate::queue::{Claim, JournalHandle, Revive, Unrecorded};
 
-pub use memory::{Decision, Grant, MemoryGate, OfferGate, Outcome, Seed, SeedOrder, Try};
+pub use memory::{
+    Decision, Grant, Held, MemoryGate, OfferGate, Outcome, Release, Returned, Seed, SeedOrder, Try, Weight,
+};
 pub use room::{Permit, Room};
 pub use roster::Roster;
 
@@ -66,7 +69,7 @@ impl Gate {
     pub fn begin(&self, offer: &Arc<OfferGate>, attempt: &Try<'_>, now: UnixMs) -> Begun {
         match self.memory.claim(offer, attempt, now) {
             Decision::Answer(verdict) => Begun::Answer(verdict),
-            Decision::Granted(grant) => self.hand_over(grant, attempt, now),
+            Decision::Granted(grant) => self.hand_over_try(grant, attempt, now),
             Decision::Wait(pending) => Begun::Pending(pending),
         }
     }
@@ -77,19 +80,43 @@ impl Gate {
     /// middle, the grant is committed or rolled back all the same.
     pub async fn claim(&self, offer: &Arc<OfferGate>, attempt: &Try<'_>, now: UnixMs) -> Claimed {
         for _ in 0..PENDING_ROUNDS_MAX {
-            match self.begin(offer, attempt, now) {
-                Begun::Answer(verdict) => return Claimed::Answer(verdict),
-                Begun::Committing { claim, reply } => return Claimed::of(reply.await, claim),
-                Begun::Pending(pending) => match pending.await {
-                    Ok(Outcome::Committed | Outcome::RolledBack) => {}
-                    Ok(Outcome::Unsure) | Err(_) => return Claimed::Unsure,
-                },
+            if let Some(claimed) = self.begin(offer, attempt, now).outcome().await {
+                return claimed;
             }
         }
         Claimed::Answer(Verdict::Busy)
     }
 
-    fn hand_over(&self, grant: Grant, attempt: &Try<'_>, now: UnixMs) -> Begun {
+    /// Looks for units for late money, by a claim that goes the way of all claims. Answers once that is durable; the
+    /// order is paid when the ledger has recorded it.
+    ///
+    /// A repeat of the same claim takes nothing. When the caller goes away in the middle, the grant is committed or
+    /// rolled back all the same.
+    pub async fn revive(&self, offer: &Arc<OfferGate>, claim: Claim, revive: Revive) -> Claimed {
+        let claim = Arc::new(Claim { revives: Some(revive), ..claim });
+        let attempt = Try {
+            buyer: claim.buyer.as_str(),
+            order: claim.order,
+            quantity: claim.quantity,
+            pass_expires_at: claim.pass_expires_at,
+        };
+        for _ in 0..PENDING_ROUNDS_MAX {
+            let begun = match self.memory.revive(offer, &attempt, revive.closing_seq, claim.claimed_at) {
+                Decision::Answer(verdict) => Begun::Answer(verdict),
+                Decision::Granted(grant) => {
+                    crash::point("gate.revived");
+                    self.hand_over(grant, Arc::clone(&claim))
+                }
+                Decision::Wait(pending) => Begun::Pending(pending),
+            };
+            if let Some(claimed) = begun.outcome().await {
+                return claimed;
+            }
+        }
+        Claimed::Answer(Verdict::Busy)
+    }
+
+    fn hand_over_try(&self, grant: Grant, attempt: &Try<'_>, now: UnixMs) -> Begun {
         let Ok(buyer) = BuyerId::parse(attempt.buyer) else {
             // A pass is only ever signed for a valid buyer; without one there is nothing to write down.
             self.memory.roll_back(&grant);
@@ -104,6 +131,10 @@ impl Gate {
             pass_expires_at: attempt.pass_expires_at,
             revives: None,
         });
+        self.hand_over(grant, claim)
+    }
+
+    fn hand_over(&self, grant: Grant, claim: Arc<Claim>) -> Begun {
         self.unrecorded.insert(&claim);
         match self.journal.append(grant, Arc::clone(&claim)) {
             Ok(reply) => Begun::Committing { claim, reply },
@@ -112,6 +143,20 @@ impl Gate {
                 self.memory.roll_back(&grant);
                 Begun::Answer(Verdict::Busy)
             }
+        }
+    }
+}
+
+impl Begun {
+    /// How it ends. `None`: what it hung on is decided, ask again.
+    async fn outcome(self) -> Option<Claimed> {
+        match self {
+            Self::Answer(verdict) => Some(Claimed::Answer(verdict)),
+            Self::Committing { claim, reply } => Some(Claimed::of(reply.await, claim)),
+            Self::Pending(pending) => match pending.await {
+                Ok(Outcome::Committed | Outcome::RolledBack) => None,
+                Ok(Outcome::Unsure) | Err(_) => Some(Claimed::Unsure),
+            },
         }
     }
 }

@@ -212,6 +212,16 @@ impl Table {
         }
     }
 
+    /// Every used slot; belongs to whoever holds the lock.
+    pub fn visit(&self, mut look: impl FnMut(Key, Entry)) {
+        self.slots.read(|slots| slots.entries().for_each(|(key, entry)| look(key, entry)));
+    }
+
+    /// How many slots are used, about: anybody may ask.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
     /// Memory of the slots, in bytes.
     pub fn bytes(&self) -> usize {
         self.slots.read(|slots| size_of_val(&*slots.slots))

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rules::order::Reason;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::{LedgerError, Record, Recorded, SqliteLedger};
 use crate::clock::Clock;
 use crate::crash;
-use crate::gate::MemoryGate;
+use crate::gate::{MemoryGate, Release, Returned, Roster};
 use crate::outbox::Hub;
-use crate::queue::{JournalHandle, Journaled, Unrecorded};
+use crate::queue::{Claim, JournalHandle, Journaled, Unrecorded};
 use crate::telemetry::metrics::{Metrics, OrderOutcome, f64_of};
 
 /// First and longest wait after the ledger could not be written.
@@ -37,8 +37,11 @@ pub struct Clerk {
     pub journal: JournalHandle,
     pub unrecorded: Arc<Unrecorded>,
     pub hub: Arc<Hub>,
+    pub roster: Arc<Roster>,
     pub clock: Clock,
     pub metrics: Arc<Metrics>,
+    /// Told after every batch: who waits for an order may look again.
+    pub progress: Arc<Notify>,
     /// Most claims in one transaction.
     pub batch: usize,
     /// How long one transaction may keep the ledger's writer from others.
@@ -138,11 +141,12 @@ impl Clerk {
                 tracing::error!(order_id = %claim.order, reason = reason.as_str(), "defect: the ledger refused late money");
                 self.metrics.ledger_refusals.inc();
             }
+            if let (Recorded::Revived, Some(order)) = (record.outcome, &record.order) {
+                self.roster.lift_for(order, now);
+            }
             self.metrics.orders.inc(outcome_of(record.outcome));
-            if gives_back(record.outcome)
-                && let Some(offer) = self.gate.offer(claim.offer)
-            {
-                self.gate.release(&offer, claim.buyer.as_str(), claim.order);
+            if gives_back(record) {
+                self.give_back(claim, record);
             }
             self.unrecorded.remove(claim.order);
             if let Some(order) = &record.order
@@ -156,6 +160,21 @@ impl Clerk {
             self.metrics.clerk_lag_seconds.observe(lag.as_secs_f64());
         }
         self.journal.recorded_up_to(last);
+        self.progress.notify_waiters();
+    }
+
+    /// The gate gets back what it granted for this claim, and nothing that an earlier or a later one holds.
+    fn give_back(&self, claim: &Claim, record: &Record) {
+        let Some(offer) = self.gate.offer(claim.offer) else { return };
+        let seq = match &record.order {
+            Some(order) => order.seq,
+            // No order stands for it: the number that its verdict would have had.
+            None => claim.revives.map_or(1, |revive| revive.closing_seq).saturating_add(1),
+        };
+        let release = Release { buyer: claim.buyer.as_str(), order: claim.order, seq, restock: true };
+        if self.gate.release(&offer, &release) == Returned::Before {
+            tracing::debug!(order_id = %claim.order, seq, "the gate had nothing to take back");
+        }
     }
 }
 
@@ -178,10 +197,13 @@ async fn wait_for_claims(
 }
 
 /// Whether the gate gets back what it granted.
-fn gives_back(recorded: Recorded) -> bool {
-    match recorded {
+fn gives_back(record: &Record) -> bool {
+    match record.outcome {
         Recorded::Refused(_) | Recorded::RepeatEnded | Recorded::NotRevived { .. } => true,
-        Recorded::Recorded | Recorded::RepeatLive | Recorded::Revived | Recorded::RevivalRepeat => false,
+        // Whoever claimed for late money looked at an order that has moved on since. If that order lives, the units are
+        // its own; if it has ended, they are nobody's.
+        Recorded::RevivalRepeat => record.order.as_ref().is_some_and(|order| !order.status.holds_units),
+        Recorded::Recorded | Recorded::RepeatLive | Recorded::Revived => false,
     }
 }
 

@@ -1,6 +1,9 @@
 //! The ledger: the only truth. One method is one business verb and one transaction; its doc says what is durable when
 //! it returns and what a retry does. Nothing here knows HTTP.
 
+/// The ledger's words for audits.
+pub mod audit;
+
 /// The worker that turns batches of claims into orders.
 pub mod clerk;
 
@@ -20,6 +23,8 @@ use rules::payment::RefundReason;
 use rules::sale::{FieldError, Sale};
 use rules::time::UnixMs;
 use rules::wire::OrderView;
+
+use money::{Payment, Released};
 
 pub use sqlite::{Answer, SqliteLedger};
 
@@ -101,6 +106,8 @@ impl Order {
             pay_by: self.pay_by,
             paid_at: self.paid_at,
             closed_at: self.closed_at,
+            refunded_at: self.refunded_at,
+            payment_id: self.payment,
         }
     }
 }
@@ -122,7 +129,9 @@ pub enum Recorded {
     /// `refund` the ledger said no, which on one machine is a defect of the gate; without it the money was decided
     /// while the claim was under way.
     NotRevived { refund: Option<RefundReason> },
-    /// The same claim of late money again: nothing is to be done, and nothing goes back to the gate.
+    /// The order is not where the claim of late money found it: the claim comes again, or somebody else decided about
+    /// the money meanwhile. Nothing was written. If the order lives it holds the units; otherwise the gate takes back
+    /// what it granted for this claim, if it did.
     RevivalRepeat,
 }
 
@@ -136,10 +145,13 @@ pub struct Record {
 /// What became of a cancel.
 #[derive(Clone, Debug)]
 pub enum Cancelled {
-    /// Closed now; its units must go back to the gate.
-    Closed(Order),
+    /// Closed now; its units must go back to the gate. `payment` is the one that was open, to be closed at its provider.
+    Closed {
+        released: Box<Released>,
+        payment: Option<Box<Payment>>,
+    },
     /// It was already closed by a cancel before.
-    Before(Order),
+    Before(Box<Order>),
     /// Not in a state that can be cancelled.
     NotCancellable(State),
     /// Money is here and not decided: ask again in a moment, then it is paid or can be cancelled.

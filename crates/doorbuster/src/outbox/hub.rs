@@ -245,6 +245,8 @@ mod tests {
             pay_by: None,
             paid_at: None,
             closed_at: None,
+            refunded_at: None,
+            payment_id: None,
         })
     }
 

@@ -4,6 +4,8 @@ pub mod claim;
 
 pub mod journal;
 
+pub mod look;
+
 pub mod reply;
 
 pub mod sqlite;
@@ -12,4 +14,5 @@ pub mod unrecorded;
 
 pub use claim::{Claim, Revive};
 pub use journal::{Journal, JournalHandle, Journaled};
+pub use look::JournalLook;
 pub use unrecorded::Unrecorded;

@@ -16,6 +16,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
+use rules::payment::{RefundReason, Revival};
 
 /// What `/metrics` answers with.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -37,9 +38,15 @@ pub struct Metrics {
     pub requests: Arc<Counts<Answered>>,
     pub shed: Arc<Counts<Shed>>,
     pub orders: Arc<Counts<OrderOutcome>>,
+    pub releases: Arc<Counts<Letting>>,
+    pub late_money: Arc<Counts<LateMoney>>,
+    pub inquiries: Arc<Counts<Inquiry>>,
     pub pushes: Arc<Counts<PushOutcome>>,
     pub deliveries: Arc<Counts<Delivery>>,
     pub broker_deliveries: Arc<Counts<Delivery>>,
+    pub callbacks: Arc<Counts<CallbackOutcome>>,
+    pub money: Arc<Counts<MoneyOutcome>>,
+    pub audits: Arc<Counts<AuditOutcome>>,
     /// Embedded, the ledger never refuses what the gate granted. Anything but zero is a defect.
     pub ledger_refusals: Counter,
     /// Journal commits that did not happen, and whose buyers were told so: a full disk, mostly.
@@ -60,11 +67,18 @@ pub struct Metrics {
     pub webhooks_disabled: Gauge,
     pub broker_connected: Gauge,
     pub broker_lag_seconds: Gauge,
+    pub audit_findings: Gauge,
+    pub audit_last_clean_timestamp_seconds: Gauge,
     pub journal_batch_claims: Histogram,
     pub journal_commit_seconds: Histogram,
     pub clerk_batch_claims: Histogram,
     pub clerk_commit_seconds: Histogram,
     pub clerk_lag_seconds: Histogram,
+    pub sweeper_batch_orders: Histogram,
+    pub sweeper_lag_seconds: Histogram,
+    pub audit_seconds: Histogram,
+    /// How long an audit kept a lock of the gate.
+    pub audit_gate_hold_seconds: Histogram,
 }
 
 impl Default for Metrics {
@@ -91,6 +105,17 @@ impl Metrics {
             requests: counts(r, "requests", "Requests answered, by whom they serve and status"),
             shed: counts(r, "shed", "Requests turned away because a limit was full"),
             orders: counts(r, "orders", "Claims the ledger judged, by outcome"),
+            releases: counts(r, "releases", "Orders that let go of their units, by cause"),
+            late_money: counts(
+                r,
+                "late_money",
+                "Looks for a unit for money that came after the deadline, by what came of them",
+            ),
+            inquiries: counts(
+                r,
+                "inquiries",
+                "Providers asked at a deadline whether a payment was paid, by answer",
+            ),
             pushes: counts(
                 r,
                 "pushes",
@@ -107,6 +132,9 @@ impl Metrics {
                 "broker_deliveries",
                 "Attempts to hand events to the broker, and events given up",
             ),
+            callbacks: counts(r, "callbacks", "Notifications of payment providers, by what became of them"),
+            money: counts(r, "money", "Payments and refunds, by what happened to them"),
+            audits: counts(r, "audits", "Audits made, by outcome"),
             ledger_refusals: with(
                 r,
                 "ledger_refusals",
@@ -171,6 +199,16 @@ impl Metrics {
                 "broker_lag_seconds",
                 "Age of the oldest event that the broker lacks; parked events left out",
             ),
+            audit_findings: gauge(
+                r,
+                "audit_findings",
+                "Discrepancies that the last audit of everything found and did not mend: must be zero",
+            ),
+            audit_last_clean_timestamp_seconds: gauge(
+                r,
+                "audit_last_clean_timestamp_seconds",
+                "When the last audit of everything was clean, in seconds since 1970; 0 = not since the start",
+            ),
             journal_batch_claims: with(r, "journal_batch_claims", "Claims per journal commit", claims()),
             journal_commit_seconds: with(r, "journal_commit_seconds", "Time of a journal commit", seconds()),
             clerk_batch_claims: with(r, "clerk_batch_claims", "Claims per ledger transaction", claims()),
@@ -180,6 +218,25 @@ impl Metrics {
                 "clerk_lag_seconds",
                 "From a claim's grant to its order in the ledger, oldest of each batch",
                 seconds(),
+            ),
+            sweeper_batch_orders: with(
+                r,
+                "sweeper_batch_orders",
+                "Unpaid orders closed per ledger transaction",
+                claims(),
+            ),
+            sweeper_lag_seconds: with(
+                r,
+                "sweeper_lag_seconds",
+                "From an order's deadline to its closing, oldest of each batch",
+                seconds(),
+            ),
+            audit_seconds: with(r, "audit_seconds", "Time of an audit", seconds()),
+            audit_gate_hold_seconds: with(
+                r,
+                "audit_gate_hold_seconds",
+                "Longest time that an audit locked a piece of the gate; a try of one of its buyers waits so long at most",
+                short_seconds(),
             ),
             registry: all,
         }
@@ -270,6 +327,34 @@ label! {
 }
 
 label! {
+    /// Why an order let go of its units.
+    Letting, "cause": Timeout = "timeout", Cancelled = "cancelled", Refunded = "refunded",
+}
+
+label! {
+    /// What came of looking for a unit for late money. `claimed` makes the order paid, `waits` is asked again, the
+    /// others are refunds with that reason.
+    LateMoney, "outcome":
+    Claimed = "claimed", Waits = "waits", NoUnitLeft = "no_unit_left", OtherLive = "other_live",
+    SaleEnded = "sale_ended", OtherRefund = "other_refund",
+}
+
+impl LateMoney {
+    pub const fn of(revival: Revival) -> Self {
+        match revival {
+            Revival::Claimed => Self::Claimed,
+            Revival::Wait => Self::Waits,
+            Revival::RefundDue(RefundReason::NoUnitLeft) => Self::NoUnitLeft,
+            Revival::RefundDue(RefundReason::OtherLive) => Self::OtherLive,
+            Revival::RefundDue(RefundReason::SaleEnded) => Self::SaleEnded,
+            Revival::RefundDue(_) => Self::OtherRefund,
+        }
+    }
+}
+
+label! { Inquiry, "answer": Paid = "paid", NotPaid = "not_paid", None = "none" }
+
+label! {
     /// How far a buyer came in one sale: what the operator's funnel shows.
     Step, "step":
     Pass = "pass", Try = "try", Granted = "granted", SoldOut = "sold_out", AlreadyOrdered = "already_ordered",
@@ -282,6 +367,22 @@ label! {
     Delivery, "outcome":
     Delivered = "delivered", Failed = "failed", Parked = "parked", Dropped = "dropped",
 }
+
+label! {
+    /// What became of a provider's notification.
+    CallbackOutcome, "outcome":
+    Recorded = "recorded", Refused = "refused", NotDurable = "not_durable",
+}
+
+label! {
+    /// What happened to a payment or to its money. `refund_failed` and `unasked` need a person.
+    MoneyOutcome, "outcome":
+    Started = "started", NotStarted = "not_started", Applied = "applied", Late = "late", Waiting = "waiting",
+    Duplicate = "duplicate", RefundDue = "refund_due", RefundRetried = "refund_retried", Refunded = "refunded",
+    RefundFailed = "refund_failed", Unasked = "unasked",
+}
+
+label! { AuditOutcome, "outcome": Clean = "clean", Findings = "findings", Failed = "failed" }
 
 label! { PushOutcome, "outcome": Sent = "sent", Skipped = "skipped" }
 
@@ -451,6 +552,11 @@ fn claims() -> Histogram {
 /// 0.1 ms to 26 s: from a commit without a sync to a disk that has stalled.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.0001, 2.0, 19))
+}
+
+/// 1 us to 0.5 s: locks.
+fn short_seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_001, 2.0, 19))
 }
 
 #[cfg(test)]

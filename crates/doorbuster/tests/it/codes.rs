@@ -8,8 +8,10 @@ use rules::wire::Code;
 use serde_json::{Value, json};
 use testkit::disk::{Disk, Kind};
 
-use crate::app::{ADMIN_KEY, TestApp, TestSale, assert_code, draft, draft_between, with_manual_clock};
-use crate::unsure;
+use crate::app::{
+    ADMIN_KEY, PASS_SECRET, TestApp, TestSale, assert_code, draft, draft_between, with_manual_clock,
+};
+use crate::{money, unsure};
 
 /// How a code is met.
 enum Way {
@@ -57,8 +59,41 @@ async fn provoke(code: Code) -> Way {
     let ann = app.buyer("ann");
     let url = |path: &str| app.url(path);
     match code {
-        Code::SignatureInvalid => Way::Later("callbacks come with payment"),
-        Code::NotPayable => Way::Later("orders are not paid yet"),
+        Code::SignatureInvalid => {
+            let app = TestApp::with(&["payment.sandbox=true"]).await;
+            told(&app, post(&app, "/api/v1/payments/sandbox/callback", "", &json!({}))).await
+        }
+        Code::NotificationStale | Code::WrongMerchant => {
+            let app = TestApp::with(&["payment.sandbox=true"]).await;
+            let here = *app.app.ledger.incarnation();
+            let (shop, late_ms) = if code == Code::WrongMerchant { ([7; 16], 0) } else { (here, 301_000) };
+            let forge = money::Forge::with(PASS_SECRET.as_bytes(), &shop);
+            let letter = forge.paid("01k9zq3v8g7m4x2r5w6t0n1pbc", "a", "b");
+            let (status, problem) = forge.send_at(&app, &letter, app.app.clock.now().plus_ms(-late_ms)).await;
+            Way::Answer(status, problem)
+        }
+        Code::NotPayable => {
+            let app = TestApp::with(&["payment.sandbox=true"]).await;
+            let sale = app.open_sale(1).await;
+            let order = app.buyer("ann").buy(sale.offer(), 1, 202).await;
+            app.send(cancel(&app, &order)).await;
+            told(&app, pay(&app, &order, "sandbox")).await
+        }
+        Code::NotRefundable => {
+            let order = ann.buy(open.offer(), 1, 202).await;
+            app.settled().await;
+            let path = format!("/admin/v1/orders/{}/refund", order["id"].as_str().unwrap());
+            told(&app, post(&app, &path, ADMIN_KEY, &json!({}))).await
+        }
+        Code::ProviderUnavailable | Code::ProviderRefused => {
+            let status = if code == Code::ProviderRefused { 400 } else { 503 };
+            let stand_in = money::StandIn::open(move |_| (status, json!({}))).await;
+            let settings = stand_in.settings();
+            let app = TestApp::with(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await;
+            let sale = app.open_sale(1).await;
+            let order = app.buyer("ann").buy(sale.offer(), 1, 202).await;
+            told(&app, pay(&app, &order, "stripe")).await
+        }
         Code::NotReady => {
             Way::Later("one machine listens only once it is ready; nodes of a cluster may say it")
         }
@@ -195,6 +230,11 @@ async fn provoke(code: Code) -> Way {
             Way::Answer(503, problem)
         }
     }
+}
+
+fn pay(app: &TestApp, order: &Value, provider: &str) -> reqwest::RequestBuilder {
+    let path = format!("/api/v1/orders/{}/payment", order["id"].as_str().unwrap());
+    post(app, &path, &app.buyer("ann").token, &json!({"provider": provider}))
 }
 
 fn cancel(app: &TestApp, order: &Value) -> reqwest::RequestBuilder {

@@ -41,6 +41,12 @@ mod refunds;
 /// Marks against those who did not pay.
 mod strikes;
 
+/// Windows that open and close, and shelves that are empty and full again: each told once.
+mod turns;
+
+/// Events as their readers page through them, and the document that describes them.
+mod told;
+
 /// A ledger of an earlier version.
 mod upgrade;
 
@@ -219,7 +225,9 @@ async fn a_cancel_closes_once_and_only_for_its_buyer(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 2)]).await;
     let cancel = |name: &str| books.ledger.cancel_order(OrderId(11), buyer(name), NOW);
     assert!(matches!(cancel("bob").await.unwrap(), Cancelled::NotFound));
-    assert!(matches!(cancel("ann").await.unwrap(), Cancelled::Closed(order) if order.seq == 3));
+    assert!(
+        matches!(cancel("ann").await.unwrap(), Cancelled::Closed { released, .. } if released.order.seq == 3)
+    );
     assert!(matches!(cancel("ann").await.unwrap(), Cancelled::Before(order) if order.seq == 3));
     assert_eq!(live_units(&books).await, 0);
 }

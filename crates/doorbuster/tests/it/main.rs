@@ -71,13 +71,25 @@ mod images;
 /// Events on their way to the shop.
 mod webhooks;
 
+/// Events as operators read them.
+mod events;
+
+/// Buyers who win and do not pay.
+mod strikes;
+
 /// The same on their way to RabbitMQ.
 mod broker;
+
+/// Planted discrepancies, and audits beside a storm.
+mod audit;
 
 /// The receiver that shops may begin with.
 #[expect(dead_code, reason = "its main is for the command line")]
 #[path = "../../../../examples/receiver.rs"]
 mod receiver;
+
+/// Paying, callbacks, the sandbox, refunds.
+mod money;
 
 /// Requests with an Idempotency-Key.
 mod operator_repeat;
@@ -93,6 +105,9 @@ mod buyer_try;
 
 /// Orders after the try: reading, waiting, listing, cancelling.
 mod buyer_orders;
+
+/// Units on their way back: deadlines, late money, refunds.
+mod returns;
 
 /// WebSocket and event streams.
 mod push;

@@ -60,10 +60,17 @@ fn every_call_of_the_contract_is_there_and_documents_its_refusals() {
         "GET /admin/v1/orders",
         "GET /admin/v1/orders/{order}",
         "GET /admin/v1/orders/export.csv",
+        "POST /admin/v1/orders/{order}/refund",
+        "GET /admin/v1/payments",
+        "GET /admin/v1/payments/{payment}",
+        "POST /admin/v1/payments/{payment}/retry",
         "GET /admin/v1/blocks",
         "GET /admin/v1/blocks/{buyer}",
         "PUT /admin/v1/blocks/{buyer}",
         "DELETE /admin/v1/blocks/{buyer}",
+        "POST /admin/v1/blocks/{buyer}/strikes",
+        "DELETE /admin/v1/blocks/{buyer}/strikes/{no}",
+        "GET /admin/v1/events",
         "POST /admin/v1/webhooks",
         "GET /admin/v1/webhooks",
         "GET /admin/v1/webhooks/{webhook}",
@@ -72,6 +79,10 @@ fn every_call_of_the_contract_is_there_and_documents_its_refusals() {
         "POST /admin/v1/webhooks/{webhook}/secret",
         "POST /admin/v1/webhooks/{webhook}/replay",
         "GET /admin/v1/webhooks/{webhook}/parked",
+        "POST /admin/v1/webhooks/{webhook}/test",
+        "POST /admin/v1/audit",
+        "GET /admin/v1/audit",
+        "GET /admin/v1/audit/{audit}",
     ] {
         assert!(names.contains(&call.to_owned()), "{call} is missing");
     }

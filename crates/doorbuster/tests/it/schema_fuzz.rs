@@ -27,43 +27,53 @@ mod heavy {
 
     /// Calls with rules that no JSON schema can say, so that a fitting body may still be told `422`: times in their
     /// order or ahead of now, two prices in one currency that exists, a stock that two numbers make, a length in bytes,
-    /// a quantity that each offer limits by itself.
-    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 13] = [
+    /// a quantity that each offer limits by itself, a cursor of our own making, a provider that the shop has set up, a
+    /// sale that must exist.
+    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 17] = [
         ("POST", "/admin/v1/sales"),
         ("PATCH", "/admin/v1/sales/{sale}"),
         ("POST", "/admin/v1/sales/{sale}/offers"),
         ("PATCH", "/admin/v1/sales/{sale}/offers/{offer}"),
         ("POST", "/admin/v1/offers/{offer}/stock"),
         ("PUT", "/admin/v1/blocks/{buyer}"),
+        ("POST", "/admin/v1/blocks/{buyer}/strikes"),
+        ("GET", "/admin/v1/events"),
         ("POST", "/admin/v1/webhooks"),
         ("PATCH", "/admin/v1/webhooks/{webhook}"),
         ("POST", "/admin/v1/webhooks/{webhook}/replay"),
+        ("POST", "/admin/v1/audit"),
         ("GET", "/admin/v1/orders"),
         ("GET", "/admin/v1/orders/export.csv"),
         ("POST", "/api/v1/demo/login"),
         ("POST", "/api/v1/offers/{offer}/orders"),
+        ("POST", "/api/v1/orders/{id}/payment"),
     ];
 
     /// Where a generated value is often replaced by one that names something.
-    const NAMES: [(&str, &str); 11] = [
+    const NAMES: [(&str, &str); 15] = [
         ("path.sale", "sales"),
         ("path.offer", "offers"),
         ("path.id", "orders"),
         ("path.order", "orders"),
         ("path.buyer", "buyers"),
         ("path.webhook", "webhooks"),
+        ("path.payment", "payments"),
         ("query.sale", "sales"),
         ("query.offer", "offers"),
         ("query.order", "orders"),
         ("query.buyer", "buyers"),
         ("body.pass", "passes"),
+        ("path.audit", "audits"),
+        ("body.sale_id", "sales"),
+        ("body.offer_id", "offers"),
     ];
 
     #[tokio::test(flavor = "multi_thread")]
     async fn the_server_does_what_its_document_says() {
         let schemathesis = schemathesis();
         // A stream or a wait that ends soon is a call like any other.
-        let app = TestApp::with(&["demo=true", "limits.stream_life_s=1", "limits.wait_s=1"]).await;
+        let settings = ["demo=true", "limits.stream_life_s=1", "limits.wait_s=1", "webhooks.timeout_s=1"];
+        let app = TestApp::with(&settings).await;
         let folder = tempfile::tempdir().unwrap();
         let settings = folder.path().join("schemathesis.toml");
         std::fs::write(&settings, configuration(&app).await).unwrap();
@@ -138,7 +148,7 @@ mod heavy {
     }
 
     /// Sales in several states, with an order, a pass that was used and one that was not.
-    async fn names(app: &TestApp) -> [(&'static str, Vec<String>); 6] {
+    async fn names(app: &TestApp) -> [(&'static str, Vec<String>); 8] {
         let with = |mut draft: Value, field: &str, value: &str| {
             draft[field] = json!(value);
             draft
@@ -157,10 +167,14 @@ mod heavy {
         let ann = app.buyer("ann");
         let used = ann.mint(open.offer());
         let order = id_of(&ann.buy_with(open.offer(), &used, 1, 202).await);
+        ann.order(&order).await;
+        let pay = format!("/api/v1/orders/{order}/payment");
+        let payment = ann.call("POST", &pay, Some(&json!({"provider": "sandbox"})), 200).await;
         let unused = ann.mint(sales[0].offer());
         // Disabled: the fuzzer is after our answers, not after a stranger's server.
         let hook = json!({"url": "https://shop.example/hooks", "disabled": true});
         let webhook = app.operate("POST", "/admin/v1/webhooks", Some(&hook), 201).await;
+        let audit = app.operate("POST", "/admin/v1/audit", Some(&json!({})), 200).await;
         sales.insert(0, open);
         [
             ("sales", sales.iter().map(|sale| sale.id.clone()).collect()),
@@ -169,6 +183,8 @@ mod heavy {
             ("buyers", vec!["ann".to_owned(), "ben".to_owned()]),
             ("passes", vec![used, unused]),
             ("webhooks", vec![id_of(&webhook)]),
+            ("payments", vec![payment["payment_id"].as_str().unwrap().to_owned()]),
+            ("audits", vec![id_of(&audit)]),
         ]
     }
 }

@@ -77,6 +77,8 @@ fn listed(buyer: &str, id: u128) -> OperatorOrder {
         pay_by: None,
         paid_at: None,
         closed_at: None,
+        refunded_at: None,
+        payment_id: None,
     };
     OperatorOrder { order, buyer: buyer.into() }
 }

@@ -11,19 +11,20 @@ use doorbuster::clock::Clock;
 use doorbuster::config::Settings;
 use doorbuster::telemetry::init_logging;
 use rules::sale::STOCK_MAX;
-use rules::wire::{SaleView, Stats};
+use rules::wire::{AuditRequest, SaleView, Stats};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use stampede::crowd::{Crowd, CrowdSettings, Outcome, Tokens};
 use stampede::scenario::{Arrival, Curve, Kind};
 use stampede::summary::Summary;
-use stampede::verdict::{Evidence, judge};
+use stampede::verdict::{Audit, AuditFinding, Evidence, judge};
 use stampede::view::{Samples, View};
 use stampede::words::{parse_time, span, thousands};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::audit;
 use super::client::{Client, random_text, throwaway_secret};
 use super::run_file::url;
 use super::serve::bind;
@@ -165,7 +166,10 @@ impl Demo {
             "    field() { sed 's/.*\"'$1'\":\"\\([^\"]*\\)\".*/\\1/'; }".to_owned(),
             "    TOKEN=$(curl -s $SHOP/api/v1/demo/login --json '{\"buyer\":\"me\"}' | field token)".to_owned(),
             "    PASS=$(curl -s $SHOP/api/v1/offers/$OFFER/pass --oauth2-bearer $TOKEN --json '{}' | field pass)".to_owned(),
-            "    curl -i $SHOP/api/v1/offers/$OFFER/orders -H 'Prefer: wait=2' --json '{\"pass\":\"'$PASS'\",\"quantity\":1}'".to_owned(),
+            "    ORDER=$(curl -s $SHOP/api/v1/offers/$OFFER/orders -H 'Prefer: wait=2' --json '{\"pass\":\"'$PASS'\",\"quantity\":1}' | field id)".to_owned(),
+            "    curl -s $SHOP/api/v1/orders/$ORDER/payment --oauth2-bearer $TOKEN --json '{\"provider\":\"sandbox\"}'".to_owned(),
+            String::new(),
+            "  The last line answers a pay_url: a page that plays the payment provider.".to_owned(),
             String::new(),
         ];
         say::answer(&lines.join("\n"));
@@ -192,11 +196,13 @@ impl Demo {
             failed = view.show() => return Err(failed),
         };
         let after = shop.when_quiet(sale).await?;
+        let audit = shop.audit().await?;
         let evidence = Evidence {
             histories: &outcome.histories,
             started_at: Some(outcome.started_at),
             after: Some(&after),
             alone_since: Some(&before),
+            audit: Some(&audit),
             ..Evidence::default()
         };
         let findings = judge(&evidence);
@@ -312,6 +318,20 @@ impl Shop {
             }
             tokio::time::sleep(QUIET_EVERY).await;
         }
+    }
+
+    /// What the shop says about itself.
+    async fn audit(&self) -> anyhow::Result<Audit> {
+        let said = audit::ask(&self.client, AuditRequest::default()).await?;
+        let finding = |found: &rules::wire::AuditFinding| AuditFinding {
+            kind: found.kind.to_string(),
+            detail: found.detail.clone(),
+        };
+        Ok(Audit {
+            id: said.id.to_string(),
+            clean: said.clean == Some(true),
+            findings: said.findings.iter().map(finding).collect(),
+        })
     }
 
     async fn close(self) -> anyhow::Result<()> {

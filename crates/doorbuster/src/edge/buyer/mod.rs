@@ -16,6 +16,8 @@ mod page;
 
 mod pass;
 
+mod payment;
+
 mod registration;
 
 mod sales;
@@ -52,6 +54,7 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(orders::list))
         .routes(routes!(orders::show))
         .routes(routes!(orders::cancel))
+        .routes(routes!(payment::pay))
         .routes(routes!(events::events))
         .routes(routes!(demo::login))
 }

@@ -3,11 +3,17 @@
 
 mod actions;
 
+mod audit;
+
 mod blocks;
+
+pub mod events;
 
 mod offers;
 
 mod orders;
+
+mod payments;
 
 mod refusals;
 
@@ -89,13 +95,23 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(orders::search))
         .routes(routes!(orders::export))
         .routes(routes!(orders::get))
+        .routes(routes!(payments::refund))
+        .routes(routes!(payments::list))
+        .routes(routes!(payments::get))
+        .routes(routes!(payments::retry))
         .routes(routes!(blocks::list))
         .routes(routes!(blocks::get, blocks::put, blocks::lift))
+        .routes(routes!(blocks::strike))
+        .routes(routes!(blocks::lift_strike))
+        .routes(routes!(events::list))
         .routes(routes!(webhooks::create, webhooks::list))
         .routes(routes!(webhooks::get, webhooks::change, webhooks::delete))
         .routes(routes!(webhooks::change_secret))
         .routes(routes!(webhooks::replay))
+        .routes(routes!(webhooks::test))
         .routes(routes!(webhooks::parked))
+        .routes(routes!(audit::make, audit::list))
+        .routes(routes!(audit::get))
 }
 
 /// A JSON body of an operator: as [`super::extract::JsonBody`], with room for a large sale.

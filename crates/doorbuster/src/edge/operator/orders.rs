@@ -26,7 +26,7 @@ use crate::ledger::{Order, OrderSearch};
 /// Orders read, written and sent at a time: what an export keeps in memory.
 const EXPORT_PAGE: u32 = 1_000;
 
-const EXPORT_HEADER: [&str; 15] = [
+const EXPORT_HEADER: [&str; 17] = [
     "id",
     "sale_id",
     "offer_id",
@@ -42,6 +42,8 @@ const EXPORT_HEADER: [&str; 15] = [
     "pay_by",
     "paid_at",
     "closed_at",
+    "refunded_at",
+    "payment_id",
 ];
 
 /// What to look for; everything that is given must match.
@@ -105,7 +107,7 @@ pub async fn get(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<Or
     Ok(json(StatusCode::OK, &operator_order(&order)))
 }
 
-fn operator_order(order: &Order) -> OperatorOrder {
+pub(super) fn operator_order(order: &Order) -> OperatorOrder {
     OperatorOrder { order: order.view(), buyer: order.buyer.as_str().to_owned() }
 }
 
@@ -185,6 +187,8 @@ fn row(order: &Order) -> [String; EXPORT_HEADER.len()] {
         time(view.pay_by),
         time(view.paid_at),
         time(view.closed_at),
+        time(view.refunded_at),
+        view.payment_id.map(|id| id.to_string()).unwrap_or_default(),
     ]
 }
 

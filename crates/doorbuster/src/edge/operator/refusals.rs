@@ -44,6 +44,10 @@ operator_refusals! {
     OfChange = Malformed NotFound NotEditable TooLarge UnsupportedMediaType InvalidRequest;
     /// Changing stock.
     OfStock = Malformed NotFound StockBelowLive KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
+    /// Returning money.
+    OfRefund = Malformed NotFound NotRefundable KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
+    /// Trying again to return money.
+    OfRetry = NotFound NotRefundable KeyReused NotYet InvalidRequest;
     /// Looking at all there is.
     OfAll = ;
     /// Changing a webhook.
@@ -52,6 +56,8 @@ operator_refusals! {
     OfReplay = Malformed NotFound KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
     /// Making a new secret.
     OfSecret = NotFound KeyReused NotYet InvalidRequest;
+    /// Looking at the books.
+    OfAudit = Malformed KeyReused NotYet TooLarge UnsupportedMediaType InvalidRequest;
     /// Putting something in its place.
     OfPut = Malformed TooLarge UnsupportedMediaType InvalidRequest;
 }

@@ -1,6 +1,8 @@
 //! The SQLite ledger: one thread writes, a few connections read. Settles go first, those that wait together share one
 //! commit; the clerk's batches wait for them.
 
+mod audit;
+
 mod buyers;
 
 mod deadlines;
@@ -8,6 +10,8 @@ mod deadlines;
 mod events;
 
 mod orders;
+
+mod outages;
 
 mod payments;
 
@@ -17,7 +21,13 @@ mod sales;
 
 mod settling;
 
+mod shelf;
+
 mod strikes;
+
+mod tail;
+
+mod turns;
 
 mod webhooks;
 
@@ -25,6 +35,7 @@ pub use buyers::Answer;
 pub use events::{Dropped, Event, Fate, Outgoing, Past, Settled, Settlement, Taken};
 pub use orders::Remembered;
 pub use sales::OfferRow;
+pub use tail::EventPage;
 pub use webhooks::{ParkedEvent, Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
 
 use std::path::{Path, PathBuf};
@@ -46,7 +57,10 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0002_image_copies.sql"),
     include_str!("../../../migrations/sqlite/0003_money.sql"),
     include_str!("../../../migrations/sqlite/0004_webhooks.sql"),
+    include_str!("../../../migrations/sqlite/0005_outages.sql"),
+    include_str!("../../../migrations/sqlite/0006_marks.sql"),
     include_str!("../../../migrations/sqlite/0007_broker.sql"),
+    include_str!("../../../migrations/sqlite/0008_audits.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.

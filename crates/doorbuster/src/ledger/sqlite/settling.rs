@@ -42,6 +42,11 @@ impl SqliteLedger {
         .await
     }
 
+    /// The payment that a capture was written down on.
+    pub async fn payment_of_capture(&self, key: CaptureKey) -> LedgerResult<Option<Payment>> {
+        self.read(move |connection| Ok(find_capture(connection, &key)?)).await
+    }
+
     /// Captures that are not decided, in the order in which they are to be: those after the number `after`.
     pub async fn waiting_captures(&self, after: u64, limit: u32) -> LedgerResult<Vec<Payment>> {
         self.read(move |connection| {

@@ -29,6 +29,7 @@ pub use notice::{
     Capture, NOTIFICATION_BYTES_MAX, Notice, Outcome, ProviderName, Refund, RefundAmount, Refusal,
     RefusalCode, Reply, TOLERANCE_MS, What,
 };
+pub(super) use notice::{fresh, positive, reference, seconds, within_limit};
 pub use stripe::Stripe;
 pub use wechat::Wechat;
 

@@ -146,15 +146,15 @@ impl RefusalCode {
 }
 
 impl Refusal {
-    pub(super) const fn new(code: RefusalCode, sentence: &'static str) -> Self {
+    pub(in crate::payment) const fn new(code: RefusalCode, sentence: &'static str) -> Self {
         Self { code, sentence }
     }
 
-    pub(super) const fn malformed(sentence: &'static str) -> Self {
+    pub(in crate::payment) const fn malformed(sentence: &'static str) -> Self {
         Self::new(RefusalCode::Malformed, sentence)
     }
 
-    pub(super) const fn signature(sentence: &'static str) -> Self {
+    pub(in crate::payment) const fn signature(sentence: &'static str) -> Self {
         Self::new(RefusalCode::SignatureInvalid, sentence)
     }
 }
@@ -203,7 +203,7 @@ impl ProviderName {
     }
 }
 
-pub(super) fn within_limit(body: &[u8]) -> Result<(), Refusal> {
+pub(in crate::payment) fn within_limit(body: &[u8]) -> Result<(), Refusal> {
     const SENTENCE: &str = "the notification is larger than any genuine one";
     if body.len() > NOTIFICATION_BYTES_MAX {
         return Err(Refusal::new(RefusalCode::TooLarge, SENTENCE));
@@ -212,14 +212,14 @@ pub(super) fn within_limit(body: &[u8]) -> Result<(), Refusal> {
 }
 
 /// Seconds since 1970 as the signature headers spell them: digits and nothing else.
-pub(super) fn seconds(text: &str) -> Option<UnixMs> {
+pub(in crate::payment) fn seconds(text: &str) -> Option<UnixMs> {
     const DIGITS_MAX: usize = 12;
     let plain = (1..=DIGITS_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
     let seconds: i64 = if plain { text.parse().ok()? } else { return None };
     Some(UnixMs(seconds * 1_000))
 }
 
-pub(super) fn fresh(signed_at: UnixMs, now: UnixMs) -> Result<(), Refusal> {
+pub(in crate::payment) fn fresh(signed_at: UnixMs, now: UnixMs) -> Result<(), Refusal> {
     const SENTENCE: &str = "the notification was signed more than 300 s before or after now; \
                             if it is genuine, the clock of this machine is wrong";
     if now.0.abs_diff(signed_at.0) > TOLERANCE_MS {
@@ -243,7 +243,7 @@ pub(super) fn only<'h>(
 }
 
 /// An id of theirs, or of ours that comes back: short, and nothing that could upset a log or a table.
-pub(super) fn reference(text: &str) -> Result<String, Refusal> {
+pub(in crate::payment) fn reference(text: &str) -> Result<String, Refusal> {
     let sound = (1..=REFERENCE_BYTES_MAX).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic());
     if !sound {
         return Err(Refusal::malformed("an id is empty, too long or holds strange characters"));
@@ -252,7 +252,7 @@ pub(super) fn reference(text: &str) -> Result<String, Refusal> {
 }
 
 /// Money of a capture or a refund: at least one minor unit.
-pub(super) fn positive(amount: i64, currency: rules::money::Currency) -> Result<Money, Refusal> {
+pub(in crate::payment) fn positive(amount: i64, currency: rules::money::Currency) -> Result<Money, Refusal> {
     if !(1..=AMOUNT_MAX).contains(&amount) {
         return Err(Refusal::malformed("an amount lies outside the range of money"));
     }

@@ -218,7 +218,13 @@ impl Stripe {
     }
 
     pub(super) fn read_refund(&self, answer: &Answer) -> Result<Refunding, CallError> {
-        let refund: RefundObject = self.believed(answer)?;
+        let refund: RefundObject = match self.believed(answer) {
+            // All of it is back already, by a request whose answer Stripe no longer repeats.
+            Err(CallError::Refused { code, .. }) if code == "charge_already_refunded" => {
+                return Ok(Refunding { state: RefundState::Done, provider_ref: None });
+            }
+            other => other?,
+        };
         let state = match refund.status.as_str() {
             "succeeded" => RefundState::Done,
             "pending" | "requires_action" => RefundState::Pending,

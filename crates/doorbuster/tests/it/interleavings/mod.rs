@@ -16,7 +16,7 @@ mod memory;
 
 use std::sync::Arc;
 
-use memory::{Decision, MemoryGate, OfferGate, Seed, Try};
+use memory::{Decision, MemoryGate, OfferGate, Release, Returned, Seed, Try};
 use rules::admission::Verdict;
 use rules::id::{OfferId, OrderId};
 use rules::sale::{SaleState, Window};
@@ -69,6 +69,26 @@ fn claim_until_answered(gate: &MemoryGate, offer: &Arc<OfferGate>, buyer: &str, 
     }
 }
 
+/// Ann's order 1 has ended by its fact number `seq`. Whether its unit is free now.
+fn release(gate: &MemoryGate, offer: &OfferGate, seq: u32) -> bool {
+    let release = Release { buyer: "ann", order: OrderId(1), seq, restock: true };
+    matches!(gate.release(offer, &release), Returned::Free { .. })
+}
+
+/// Late money for ann's order 1, which closed by its third fact. Whether it has the unit.
+fn revive(gate: &MemoryGate, offer: &Arc<OfferGate>) -> bool {
+    loop {
+        match gate.revive(offer, &attempt("ann", 1), 3, NOW) {
+            Decision::Granted(grant) => {
+                gate.commit(&grant);
+                return true;
+            }
+            Decision::Answer(verdict) => return verdict == Verdict::Repeat,
+            Decision::Wait(_) => shuttle::thread::yield_now(),
+        }
+    }
+}
+
 #[test]
 fn stock_is_given_away_exactly_once_in_every_interleaving() {
     explore(|| {
@@ -111,11 +131,11 @@ fn a_released_unit_is_neither_lost_nor_doubled() {
     explore(|| {
         let (gate, offer) = gate(1);
         assert_eq!(claim(&gate, &offer, "ann", 1), Some(Verdict::Granted));
-        let release = || {
+        let releasing = || {
             let (gate, offer) = (Arc::clone(&gate), Arc::clone(&offer));
-            shuttle::thread::spawn(move || gate.release(&offer, "ann", OrderId(1)))
+            shuttle::thread::spawn(move || release(&gate, &offer, 3))
         };
-        let (first, second) = (release(), release());
+        let (first, second) = (releasing(), releasing());
         let bob = {
             let (gate, offer) = (Arc::clone(&gate), Arc::clone(&offer));
             shuttle::thread::spawn(move || claim_until_answered(&gate, &offer, "bob", 2))
@@ -124,6 +144,60 @@ fn a_released_unit_is_neither_lost_nor_doubled() {
         assert_eq!(released.iter().filter(|released| **released).count(), 1);
         let held = u32::from(bob.join().unwrap() == Verdict::Granted);
         assert_eq!(offer.free() + held, 1);
+    });
+}
+
+#[test]
+fn two_refills_with_a_sale_in_between_never_lift_the_gate_above_the_stock() {
+    explore(|| {
+        let (gate, offer) = gate(1);
+        assert_eq!(claim(&gate, &offer, "ann", 1), Some(Verdict::Granted));
+        let refill = |change_no: u64| {
+            let (gate, offer) = (Arc::clone(&gate), Arc::clone(&offer));
+            shuttle::thread::spawn(move || {
+                let raised = gate.raise(&offer, 1, change_no);
+                (release(&gate, &offer, 3), raised)
+            })
+        };
+        // The same release and the same raise, told twice.
+        let refills = [refill(7), refill(7)];
+        let buyers: Vec<_> = [("bob", 2), ("cyd", 3), ("dan", 4)]
+            .into_iter()
+            .map(|(buyer, order)| {
+                let (gate, offer) = (Arc::clone(&gate), Arc::clone(&offer));
+                shuttle::thread::spawn(move || claim_until_answered(&gate, &offer, buyer, order))
+            })
+            .collect();
+        let told: Vec<_> = refills.into_iter().map(|refill| refill.join().unwrap()).collect();
+        assert_eq!(told.iter().filter(|(released, _)| *released).count(), 1, "{told:?}");
+        assert_eq!(told.iter().filter(|(_, raised)| *raised).count(), 1, "{told:?}");
+        let verdicts: Vec<_> = buyers.into_iter().map(|buyer| buyer.join().unwrap()).collect();
+        let held = verdicts.iter().filter(|verdict| **verdict == Verdict::Granted).count();
+        assert_eq!(offer.free() + u32::try_from(held).unwrap(), 2, "{verdicts:?}");
+    });
+}
+
+#[test]
+fn late_money_a_late_release_and_the_next_buyer_share_one_unit() {
+    explore(|| {
+        let (gate, offer) = gate(1);
+        assert_eq!(claim(&gate, &offer, "ann", 1), Some(Verdict::Granted));
+        let spawn = |work: fn(&MemoryGate, &Arc<OfferGate>) -> bool| {
+            let (gate, offer) = (Arc::clone(&gate), Arc::clone(&offer));
+            shuttle::thread::spawn(move || work(&gate, &offer))
+        };
+        // The ledger has closed ann's order: its release is on its way, twice, and so is money for it, twice.
+        let releases = [(); 2].map(|()| spawn(|gate, offer| release(gate, offer, 3)));
+        let money = [(); 2].map(|()| spawn(revive));
+        let bob = spawn(|gate, offer| claim_until_answered(gate, offer, "bob", 2) == Verdict::Granted);
+        for release in releases {
+            release.join().unwrap();
+        }
+        let revived = money.map(|money| money.join().unwrap()).contains(&true);
+        let held = u32::from(revived) + u32::from(bob.join().unwrap());
+        assert_eq!(offer.free() + held, 1, "revived: {revived}");
+        assert!(revived || held == 1, "the unit went to nobody who asked for it");
+        assert_eq!(release(&gate, &offer, 6), revived, "what was revived can be refunded, once");
     });
 }
 

@@ -80,8 +80,8 @@ async fn an_order_that_somebody_pays_waits_for_the_providers_word(books: Books) 
     record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 1)]).await;
     start(&books, 11, "ann", "sandbox", 101).await;
     assert_eq!(sweep(&books, PAY_BY).await, [(12, 3)]);
-    assert_eq!(books.ledger.overdue(UnixMs(PAY_BY.0 - 1), 10).await.unwrap(), []);
-    let overdue = books.ledger.overdue(PAY_BY, 10).await.unwrap();
+    assert_eq!(books.ledger.overdue(UnixMs(PAY_BY.0 - 1), None, 10).await.unwrap(), []);
+    let overdue = books.ledger.overdue(PAY_BY, None, 10).await.unwrap();
     assert_eq!((overdue.len(), overdue[0].order.id, overdue[0].payment.id.0), (1, OrderId(11), 101));
     let close = |asked, now| books.ledger.close_asked(OrderId(11), asked, Vec::new(), now);
     let not_now = |lapsed: Lapsed| match lapsed {

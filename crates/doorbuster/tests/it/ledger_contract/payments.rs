@@ -189,7 +189,7 @@ async fn money_for_an_order_that_will_not_be_goes_back(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 1)]).await;
     start(&books, 11, "ann", "sandbox", 101).await;
     let cancelled = books.ledger.cancel_order(OrderId(11), buyer("ann"), NOW).await.unwrap();
-    assert!(matches!(cancelled, Cancelled::Closed(_)));
+    assert!(matches!(cancelled, Cancelled::Closed { .. }));
     let payment = books.ledger.payment(PaymentId(101)).await.unwrap().unwrap();
     assert_eq!(payment.status.state, PaymentState::Closed, "cancelling closes what was open");
     assert_eq!(

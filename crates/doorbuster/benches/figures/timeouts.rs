@@ -1,0 +1,111 @@
+//! How fast unpaid orders close when very many are due in the same second, and what a crowd notices of it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+use stampede::blast::{Pace, Until};
+use tempfile::TempDir;
+
+use crate::Plan;
+use crate::disk;
+use crate::load::{Minted, blast};
+use crate::product::{Product, Sale};
+use crate::report::{Goal, Report, median};
+
+/// Orders that nobody pays.
+const ORDERS: u32 = 100_000;
+/// Long enough to make them all before the first is due.
+const PAY_WITHIN_S: u32 = 20;
+/// They are closed by then, or they are not closing.
+const CLOSE_LIMIT: Duration = Duration::from_secs(60);
+/// What the crowd beside them asks for, per second.
+const ACCEPTS_PER_S: f64 = 5_000.0;
+/// For so long: until well after the last one is closed.
+const CROWD_STAYS: Duration = Duration::from_secs(8);
+const PLENTY: u32 = 1_000_000;
+
+pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+    let repetitions = if plan.quick { 1 } else { plan.repetitions.min(3) };
+    let (mut seconds, mut p99) = (Vec::new(), Vec::new());
+    for repetition in 1..=repetitions {
+        let (took, accept_p99) = once(plan, report)?;
+        report.say(&format!(
+            "timeouts {repetition}/{repetitions}: {ORDERS} closed {took:.2} s after the start; p99 of accepts beside it {accept_p99:.2} ms"
+        ));
+        seconds.push(took);
+        p99.push(accept_p99);
+    }
+    report.raw("timeouts_s", json!({"orders": ORDERS, "seconds": seconds, "accept_p99_ms": p99}));
+    report.figure(
+        "timeouts_100k_s",
+        median(&seconds),
+        "s",
+        "100,000 unpaid orders, all due, closed and their units free again",
+        Goal::AtMost { must: 10.0, target: 5.0 },
+    );
+    report.figure(
+        "accept_p99_ms_beside_timeouts",
+        median(&p99),
+        "ms",
+        "p99 of 5,000 accepts per second meanwhile",
+        Goal::Information,
+    );
+    Ok(())
+}
+
+/// The server ends before the first is due and comes back when all are: then they are due at once.
+fn once(plan: &Plan, report: &mut Report) -> anyhow::Result<(f64, f64)> {
+    report.say(&format!("timeouts: {ORDERS} orders are made, which nobody will pay"));
+    let folder = TempDir::new()?;
+    let product = Product::start(folder.path())?;
+    let plenty = product.open_sale(1, PLENTY)?;
+    let sale = product.open_sale_to_pay_within(1, ORDERS, PAY_WITHIN_S)?;
+    let began = Instant::now();
+    make_orders(plan, &product, &sale)?;
+    let due = Instant::now() + Duration::from_secs(PAY_WITHIN_S.into());
+    ensure!(began.elapsed().as_secs() < PAY_WITHIN_S.into(), "making the orders took too long");
+    drop(product);
+    std::thread::sleep(due.saturating_duration_since(Instant::now()));
+    disk::quiet();
+    let product = Product::start(folder.path())?;
+    let began = Instant::now();
+    let source =
+        Minted::new(&product, &plenty).ahead((ACCEPTS_PER_S * CROWD_STAYS.as_secs_f64() * 1.1) as usize);
+    let address = product.address;
+    std::thread::scope(|scope| {
+        let crowd = scope.spawn(move || {
+            blast(plan, address, Until::Elapsed(CROWD_STAYS), Pace::PerSecond(ACCEPTS_PER_S))
+                .run(|_| source.clone())
+        });
+        while held(&product.stats(&sale)?)? > 0 {
+            ensure!(began.elapsed() < CLOSE_LIMIT, "unpaid orders do not close: {}", product.stats(&sale)?);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let took = began.elapsed().as_secs_f64();
+        let accepted = crowd.join().map_err(|_| anyhow::anyhow!("the crowd's thread panicked"))??;
+        ensure!(accepted.status(202) == accepted.sent, "not everybody beside it was accepted");
+        Ok((took, accepted.accepted_us.value_at_quantile(0.99) as f64 / 1_000.0))
+    })
+}
+
+fn make_orders(plan: &Plan, product: &Product, sale: &Sale) -> anyhow::Result<()> {
+    let source = Minted::new(product, sale);
+    let mut missing = u64::from(ORDERS);
+    // A full queue says `busy`: those orders are still missing.
+    while missing > 0 {
+        let run = blast(plan, product.address, Until::Requests(missing), Pace::Closed);
+        let accepted = run.run(|_| source.clone())?.status(202);
+        ensure!(accepted > 0, "nobody was accepted");
+        product.settle(sale)?;
+        missing -= accepted;
+    }
+    Ok(())
+}
+
+/// Units that are not free: of unpaid orders, or on their way back.
+fn held(stats: &Value) -> anyhow::Result<u64> {
+    let offer = &stats["offers"][0];
+    let count = |name: &str| offer[name].as_u64().with_context(|| format!("no {name}: {stats}"));
+    Ok(count("stock")? - count("free")?)
+}

@@ -1,0 +1,138 @@
+//! The audit of a data folder whose server does not run. Nothing is under way there, so one cut is exact; there is no
+//! gate, and the journal is held against the ledger instead. What a server would refuse to start with is found here.
+
+use std::collections::{HashMap, HashSet};
+
+use anyhow::{bail, ensure};
+use rules::audit::Kind;
+use rules::id::{AuditId, OfferId, timed};
+use rules::time::UnixMs;
+use rules::wire::{AuditRequest, AuditView};
+
+use super::{Seen, report, scope_of};
+use crate::app::{JOURNAL_FILE, lock_data_dir};
+use crate::clock::Clock;
+use crate::config::Settings;
+use crate::ledger::SqliteLedger;
+use crate::ledger::audit::{Doubt, LedgerLook, Recounted, Remedy, Scope};
+use crate::queue::JournalLook;
+
+/// Audits the folder, and keeps the report there. A folder in use is refused.
+pub async fn audit(settings: &Settings, request: AuditRequest, clock: &Clock) -> anyhow::Result<AuditView> {
+    let path = settings.ledger_path();
+    ensure!(path.exists(), "there is no ledger at {}", path.display());
+    let _lock = lock_data_dir(&settings.data_dir)?;
+    let journal = JournalLook::at(&settings.data_dir.join(JOURNAL_FILE))?;
+    let ledger = SqliteLedger::open(&path, None, rand::random())?;
+    let audited = examine(&ledger, journal.as_ref(), request, clock).await;
+    ledger.close();
+    audited
+}
+
+async fn examine(
+    ledger: &SqliteLedger,
+    journal: Option<&JournalLook>,
+    request: AuditRequest,
+    clock: &Clock,
+) -> anyhow::Result<AuditView> {
+    let now = clock.now();
+    let begun = report::begun(AuditId(timed(now, rand::random())), request, now);
+    let scope = scope_of(&request);
+    if let Some(field) = ledger.unknown_in(scope).await? {
+        bail!("{field} names nothing that there is in this folder");
+    }
+    let (look, ()) = ledger.look(scope, None, (), |(), _| ()).await?;
+    let mut doubts = look.doubts.clone();
+    doubts.extend(against_journal(ledger, &look, journal, scope).await?);
+    let mut mended = HashSet::new();
+    if request.repair {
+        for doubt in &doubts {
+            if mend(ledger, &doubt.remedy, now).await? {
+                mended.insert(doubt.key());
+            }
+        }
+    }
+    let seen = Seen { orders: look.orders, cuts: 1, ..Seen::default() };
+    let view = report::done(begun, seen, &doubts, &mended, clock.now());
+    report::keep(ledger, &view, &doubts).await?;
+    Ok(view)
+}
+
+async fn against_journal(
+    ledger: &SqliteLedger,
+    look: &LedgerLook,
+    journal: Option<&JournalLook>,
+    scope: Scope,
+) -> anyhow::Result<Vec<Doubt>> {
+    let empty = JournalLook::default();
+    let journal = journal.unwrap_or(&empty);
+    if journal.incarnation.as_ref().is_some_and(|found| found != ledger.incarnation()) {
+        let foreign = Doubt::new(Kind::JournalForeign, None, 0);
+        return Ok(scope.is_all().then_some(foreign).into_iter().collect());
+    }
+    let mut doubts = Vec::new();
+    if look.cursor > journal.last_seq && scope.is_all() {
+        let doubt = Doubt::new(Kind::JournalShort, None, 0).with("cursor", look.cursor);
+        doubts.push(doubt.with("journal_ends_at", journal.last_seq));
+    }
+    let mut left: HashMap<OfferId, u32> = look
+        .offers
+        .iter()
+        .map(|offer| (offer.counters.offer, offer.counters.stock.saturating_sub(offer.counters.live_units)))
+        .collect();
+    for (seq, claim) in &journal.claims {
+        let doubt = |kind| {
+            Doubt::new(kind, Some(claim.offer), i64::from(claim.quantity))
+                .about("order_id", claim.order)
+                .with("buyer", claim.buyer.as_str())
+                .with("journal_seq", seq)
+        };
+        let known = left.get_mut(&claim.offer);
+        if known.is_none() && !scope.is_all() {
+            continue;
+        }
+        let order = ledger.order(claim.order).await?;
+        let needs_units = match (claim.revives, &order) {
+            (None, order) => order.is_none(),
+            // Late money: dealt with as soon as its order has moved on.
+            (Some(revive), order) => order.as_ref().is_none_or(|order| order.seq == revive.closing_seq),
+        };
+        match known {
+            _ if order.is_none() && (*seq <= look.cursor || claim.revives.is_some()) => {
+                doubts.push(doubt(Kind::ClaimWithoutOrder));
+            }
+            _ if *seq <= look.cursor || !needs_units => {}
+            Some(left) if *left >= claim.quantity => *left -= claim.quantity,
+            Some(left) => doubts.push(doubt(Kind::ClaimUnrecordable).with("units_left", *left)),
+            None => doubts.push(doubt(Kind::ClaimUnrecordable).with("offer", "unknown")),
+        }
+    }
+    Ok(doubts)
+}
+
+/// The verbs that need no server. `true` when it is right now.
+async fn mend(ledger: &SqliteLedger, remedy: &Remedy, now: UnixMs) -> anyhow::Result<bool> {
+    match remedy {
+        Remedy::Recount(offer) => Ok(ledger.recount(*offer, now).await? == Recounted::Right),
+        Remedy::Lift { buyer, strike } => {
+            ledger.lift_strike(buyer.clone(), *strike, now).await?;
+            Ok(true)
+        }
+        Remedy::HoldBack(webhook) => {
+            ledger.hold_back_webhook(*webhook).await?;
+            Ok(true)
+        }
+        Remedy::Drop(webhook) => {
+            ledger.drop_deliveries_without_event(*webhook).await?;
+            Ok(true)
+        }
+        // Of a gate that is not there, and for workers that are not there.
+        Remedy::None
+        | Remedy::Level(_)
+        | Remedy::Release { .. }
+        | Remedy::Forget { .. }
+        | Remedy::Seed { .. }
+        | Remedy::Preheat(_)
+        | Remedy::Settle(_) => Ok(false),
+    }
+}

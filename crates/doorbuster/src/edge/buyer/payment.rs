@@ -1,0 +1,78 @@
+//! `POST /api/v1/orders/{id}/payment`: the buyer's way to a payment provider.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{Extension, State};
+use http::header::USER_AGENT;
+use http::{HeaderMap, StatusCode};
+use rules::id::OrderId;
+use rules::wire::{Code, PaymentGiven, PaymentRequest};
+
+use crate::app::App;
+use crate::edge::extract::{Buyer, IdPath, JsonBody};
+use crate::edge::openapi::problems;
+use crate::edge::refusal::{Answer, Refusal, json};
+use crate::edge::router::ClientAddress;
+use crate::payment::providers::Device;
+use crate::payment::till::PayAnswer;
+
+problems! {
+    Refusals = Malformed Unauthorized NotFound NotPayable NotYet TooLarge UnsupportedMediaType InvalidRequest Internal
+        ProviderRefused ProviderUnavailable Busy Unsure;
+}
+
+/// Starts the payment of an order and says where to pay. Again, it answers the payment that is open; with another
+/// provider it closes that one and starts anew. `provider_unavailable` means: nothing is lost, ask again.
+#[utoipa::path(
+    post, path = "/api/v1/orders/{id}/payment", tag = "buyer", operation_id = "pay_order",
+    security(("buyer_token" = [])), params(("id" = OrderId, Path, description = "The order's id.")),
+    request_body = PaymentRequest, responses((status = 200, body = PaymentGiven), Refusals)
+)]
+pub async fn pay(
+    State(app): State<Arc<App>>,
+    Buyer(buyer): Buyer,
+    IdPath(id): IdPath<OrderId>,
+    Extension(ClientAddress(address)): Extension<ClientAddress>,
+    headers: HeaderMap,
+    JsonBody(PaymentRequest { provider }): JsonBody<PaymentRequest>,
+) -> Answer {
+    match app.pay(id, &buyer, &provider, device(&headers, address)).await? {
+        PayAnswer::Pay { payment, pay_url } => {
+            Ok(json(StatusCode::OK, &PaymentGiven { payment_id: payment, pay_url }))
+        }
+        PayAnswer::NotYet => Err(Refusal::new(Code::NotYet)),
+        PayAnswer::NotPayable(state) => {
+            let detail = format!(
+                "An order that is {} cannot be paid, nor one whose time to pay is over.",
+                state.as_str()
+            );
+            Err(Refusal::detail(Code::NotPayable, detail))
+        }
+        PayAnswer::NotFound => Err(Refusal::new(Code::NotFound)),
+        PayAnswer::NoSuchProvider => Err(no_such_provider(&app)),
+        PayAnswer::Unsuitable(sentence) => {
+            Err(Refusal::field("provider", format_args!("cannot take this payment: {sentence}")))
+        }
+        PayAnswer::Unavailable => Err(Refusal::new(Code::ProviderUnavailable)),
+        PayAnswer::Refused => Err(Refusal::new(Code::ProviderRefused)),
+    }
+}
+
+fn no_such_provider(app: &App) -> Refusal {
+    let names = app.port.names();
+    if names.is_empty() {
+        return Refusal::field("provider", "is none: the shop has set up no payment provider");
+    }
+    Refusal::field(
+        "provider",
+        format_args!("serves no payments here; this shop has set up: {}", names.join(", ")),
+    )
+}
+
+/// Browsers say whether they run on a phone.
+fn device(headers: &HeaderMap, address: IpAddr) -> Device {
+    let is_mobile = |agent: &str| agent.contains("Mobile") || agent.contains("Android");
+    let agent = headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
+    if agent.is_some_and(is_mobile) { Device::Phone { address } } else { Device::Desktop }
+}

@@ -1,0 +1,114 @@
+//! `POST /api/v1/payments/{provider}/callback`: where providers tell of money. The bytes are verified as they came; each
+//! provider is answered in the form it reads.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
+use axum::response::{IntoResponse as _, Response};
+use http::StatusCode;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use rules::wire::Code;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::extract::read_within;
+use super::openapi::problems;
+use super::refusal::{Answer, Refusal};
+use crate::app::App;
+use crate::ledger::LedgerError;
+use crate::payment::port::Name;
+use crate::payment::providers::{self, NOTIFICATION_BYTES_MAX, Outcome, ProviderName, RefusalCode};
+use crate::telemetry::metrics::CallbackOutcome;
+
+problems! {
+    Refusals = Malformed SignatureInvalid NotificationStale WrongMerchant NotFound TooLarge Busy Unsure Internal;
+}
+
+pub fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(callback))
+}
+
+/// A provider's signed notification. Any 2xx means that it is recorded and may be forgotten; everything else that it is
+/// to be sent again. Stripe and the sandbox are refused with a problem document, Alipay and WeChat Pay in their own form.
+#[utoipa::path(
+    post, path = "/api/v1/payments/{provider}/callback", tag = "provider", operation_id = "payment_callback",
+    params(("provider" = String, Path, description = "`stripe`, `alipay`, `wechat` or `sandbox`, where set up.")),
+    request_body(content = serde_json::Value, content_type = "application/json",
+        description = "As the provider sends it: JSON, or a form. At most 64 KiB."),
+    responses((status = 200, description = "Recorded, or known before."), Refusals)
+)]
+pub async fn callback(
+    State(app): State<Arc<App>>,
+    provider: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Answer {
+    let named = provider.ok().and_then(|Path(provider)| app.port.named(&provider));
+    let name = named.ok_or_else(|| Refusal::new(Code::NotFound))?;
+    let provider = name.as_str();
+    let (parts, body) = request.into_parts();
+    let bytes = read_within(body, NOTIFICATION_BYTES_MAX, &app).await?;
+    let heard = match app.port.verify(name, &parts.headers, &bytes) {
+        Ok(heard) => heard,
+        Err(refusal) => {
+            app.metrics.callbacks.inc(CallbackOutcome::Refused);
+            let code = refusal.code.as_str();
+            tracing::warn!(provider, code, reason = refusal.sentence, "a notification was refused");
+            return refused(name, &refusal);
+        }
+    };
+    match app.settle(heard).await {
+        Ok(()) => {
+            app.metrics.callbacks.inc(CallbackOutcome::Recorded);
+            Ok(recorded(name))
+        }
+        Err(error) => {
+            app.metrics.callbacks.inc(CallbackOutcome::NotDurable);
+            not_durable(name, error)
+        }
+    }
+}
+
+fn recorded(name: Name) -> Response {
+    match name {
+        Name::Sandbox => StatusCode::OK.into_response(),
+        Name::Real(name) => reply(name, Outcome::Recorded),
+    }
+}
+
+/// Alipay and WeChat Pay read their own words only; for the others, and for people, a problem document says more.
+fn refused(name: Name, refusal: &providers::Refusal) -> Answer {
+    match name {
+        Name::Real(name @ (ProviderName::Alipay | ProviderName::Wechat)) => {
+            Ok(reply(name, Outcome::Refused(refusal)))
+        }
+        Name::Sandbox | Name::Real(ProviderName::Stripe) => {
+            let code = match refusal.code {
+                RefusalCode::SignatureInvalid | RefusalCode::UnknownCertificate => Code::SignatureInvalid,
+                RefusalCode::Stale => Code::NotificationStale,
+                RefusalCode::WrongMerchant => Code::WrongMerchant,
+                RefusalCode::Malformed => Code::Malformed,
+                RefusalCode::TooLarge => Code::TooLarge,
+            };
+            Err(Refusal::detail(code, refusal.sentence))
+        }
+    }
+}
+
+fn not_durable(name: Name, error: LedgerError) -> Answer {
+    let refusal = Refusal::from(error);
+    match name {
+        Name::Real(name @ (ProviderName::Alipay | ProviderName::Wechat)) => {
+            Ok(reply(name, Outcome::NotDurable))
+        }
+        Name::Sandbox | Name::Real(ProviderName::Stripe) => Err(refusal),
+    }
+}
+
+fn reply(name: ProviderName, outcome: Outcome<'_>) -> Response {
+    let reply = name.reply(outcome);
+    let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let headers = [(CONTENT_TYPE, reply.content_type), (CACHE_CONTROL, "no-store")];
+    (status, headers, Body::from(reply.body)).into_response()
+}

@@ -1,0 +1,211 @@
+//! The ledger's words for audits: what is asked for, what is doubted, and by which verb a doubt can be mended. What the
+//! gate thinks of it is the auditor's business.
+
+use std::collections::{BTreeMap, HashSet};
+
+use rules::audit::Kind;
+use rules::buyer::BuyerId;
+use rules::deadline::CALLBACK_AWAITED_FOR_MS;
+use rules::id::{OfferId, OrderId, PaymentId, SaleId, WebhookId};
+use rules::order::Status;
+use rules::sale::SaleState;
+use rules::time::UnixMs;
+
+use super::money::Payment;
+use super::{Counters, Order};
+
+/// What is looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    pub sale: Option<SaleId>,
+    pub offer: Option<OfferId>,
+}
+
+impl Scope {
+    /// Whether also what belongs to no offer is looked at.
+    #[must_use]
+    pub fn is_all(self) -> bool {
+        self.sale.is_none() && self.offer.is_none()
+    }
+
+    #[must_use]
+    pub fn has(self, sale: SaleId, offer: OfferId) -> bool {
+        self.sale.is_none_or(|wanted| wanted == sale) && self.offer.is_none_or(|wanted| wanted == offer)
+    }
+}
+
+/// Since when what is not done is overdue. While no server runs nothing is: its workers do it when one starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overdue {
+    /// Deadlines before this moment have passed unnoticed, if nobody is paying.
+    pub unpaid: UnixMs,
+    /// The same where somebody is paying, whom the sweeper lets finish.
+    pub unpaid_while_paying: UnixMs,
+    /// Captures before this moment should be decided.
+    pub captured: UnixMs,
+    /// Providers should have been asked for refunds that were due before this moment.
+    pub refund: UnixMs,
+}
+
+impl Overdue {
+    /// Patience is counted from the later of the moment in question and the start of the process, whose workers could
+    /// do nothing before.
+    #[must_use]
+    pub fn at(now: UnixMs, started_at: UnixMs, patience: Patience) -> Self {
+        let before = |seconds: u32, more_ms: i64| now.plus_ms(-1_000 * i64::from(seconds) - more_ms);
+        let unpaid = before(patience.unpaid_s, 0);
+        // Before that long after the start nobody can be blamed for anything.
+        let blames = |moment: UnixMs| if started_at <= moment { moment } else { UnixMs(i64::MIN) };
+        Self {
+            unpaid: blames(unpaid),
+            unpaid_while_paying: blames(before(patience.unpaid_s, CALLBACK_AWAITED_FOR_MS)),
+            captured: blames(before(patience.captured_s, 0)),
+            refund: blames(before(patience.refund_s, 0)),
+        }
+    }
+}
+
+/// How long is waited for the workers, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    pub unpaid_s: u32,
+    pub captured_s: u32,
+    pub refund_s: u32,
+}
+
+/// An order as an audit sees it while it reads the ledger.
+#[derive(Clone, Copy, Debug)]
+pub struct OrderLook<'a> {
+    pub id: OrderId,
+    pub offer: OfferId,
+    pub buyer: &'a str,
+    pub quantity: u32,
+    pub status: Status,
+    pub seq: u32,
+    pub pass_expires_at: UnixMs,
+}
+
+/// An offer's books in one snapshot.
+#[derive(Clone, Copy, Debug)]
+pub struct OfferLook {
+    pub sale: SaleId,
+    pub sale_state: SaleState,
+    pub counters: Counters,
+}
+
+/// What one snapshot of the ledger shows.
+#[derive(Clone, Debug, Default)]
+pub struct LedgerLook {
+    pub offers: Vec<OfferLook>,
+    pub orders: u64,
+    /// How far the clerk has read the journal.
+    pub cursor: u64,
+    pub doubts: Vec<Doubt>,
+}
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Doubt {
+    pub kind: Kind,
+    pub offer: Option<OfferId>,
+    pub units: i64,
+    /// What it is about, in ids: the same for the same discrepancy at any time.
+    pub about: String,
+    /// What was seen, by name.
+    pub evidence: BTreeMap<String, String>,
+    pub remedy: Remedy,
+}
+
+impl Doubt {
+    #[must_use]
+    pub fn new(kind: Kind, offer: Option<OfferId>, units: i64) -> Self {
+        let about = offer.map_or_else(String::new, |offer| offer.to_string());
+        Self { kind, offer, units, about, evidence: BTreeMap::new(), remedy: Remedy::None }
+    }
+
+    /// Adds what it is about; the same thing again is the same discrepancy.
+    #[must_use]
+    pub fn about(mut self, name: &str, id: impl ToString) -> Self {
+        let id = id.to_string();
+        self.about = format!("{} {id}", self.about).trim().to_owned();
+        self.with(name, id)
+    }
+
+    /// Adds what was seen; it may differ the next time.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl ToString) -> Self {
+        self.evidence.insert(name.to_owned(), value.to_string());
+        self
+    }
+
+    #[must_use]
+    pub fn mended_by(mut self, remedy: Remedy) -> Self {
+        self.remedy = remedy;
+        self
+    }
+
+    /// What makes it the same discrepancy in another cut.
+    #[must_use]
+    pub fn key(&self) -> String {
+        format!("{} {}", self.kind, self.about)
+    }
+}
+
+/// What a repair needs to know. Every verb looks again before it does anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    None,
+    Recount(OfferId),
+    Level(OfferId),
+    Release { offer: OfferId, buyer: BuyerId, order: OrderId },
+    Forget { offer: OfferId, order: OrderId },
+    Seed { offer: OfferId, order: OrderId },
+    Preheat(SaleId),
+    Settle(PaymentId),
+    Lift { buyer: BuyerId, strike: u64 },
+    HoldBack(WebhookId),
+    Drop(WebhookId),
+}
+
+/// An order while nothing can change in the ledger.
+#[derive(Clone, Debug)]
+pub struct Still {
+    pub order: Order,
+    pub payments: Vec<Payment>,
+    /// Its offer's.
+    pub stock: u32,
+    /// Orders that were refunded just now without going back on the shelf: the gate may not have heard of them.
+    pub leaving: HashSet<OrderId>,
+}
+
+/// An audit on its way into the books.
+#[derive(Clone, Debug)]
+pub struct KeptAudit {
+    pub id: rules::id::AuditId,
+    pub ended_at: UnixMs,
+    pub clean: bool,
+    /// The keys of its findings.
+    pub known: Vec<String>,
+    /// As its operator sees it, in JSON.
+    pub report: String,
+    /// What was not red before and is told now.
+    pub told: Vec<ToldFinding>,
+}
+
+/// A finding that becomes an event.
+#[derive(Clone, Debug)]
+pub struct ToldFinding {
+    pub offer: Option<OfferId>,
+    /// The finding in JSON.
+    pub data: String,
+}
+
+/// What became of counting an offer's units anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recounted {
+    /// The counters are right now; they may have been so before.
+    Right,
+    /// The orders hold more than the stock: nothing was changed.
+    Oversold,
+    NotFound,
+}

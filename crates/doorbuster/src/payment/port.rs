@@ -1,0 +1,470 @@
+//! The port: all providers behind one door, the sandbox among them. Owns which are on, how long each is waited for, and
+//! the way from their words to the ledger's. Decides nothing about orders and writes nothing down.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use http::HeaderMap;
+use parking_lot::Mutex;
+use reqwest::Client;
+use rules::deadline::{Answer, Outage, PROVIDER_ASKED_FOR_MS};
+use rules::id::{PaymentId, timed};
+use rules::payment::{self, CaptureKey};
+use rules::time::UnixMs;
+use secrecy::ExposeSecret as _;
+
+use super::providers::{
+    self, Asked, CallError, Closing, Device, PayAt, PaymentRef, Provider, ProviderName, Providers,
+    RefundAmount, RefundPayment, RefundRef, RefundState, Refunding, Refusal, Request, Stamp, Start,
+    StartPayment, What,
+};
+use super::sandbox::{Sandbox, SandboxWord};
+use crate::clock::Clock;
+use crate::config::Settings;
+use crate::ledger::money::{Names, Notice, Payment, Told};
+
+/// How long a provider may take to answer, at a deadline, whether a payment was paid.
+const ASK_WITHIN: Duration = Duration::from_millis(PROVIDER_ASKED_FOR_MS.unsigned_abs());
+
+/// How long a provider may take to start a payment: a buyer waits for it.
+const START_WITHIN: Duration = Duration::from_secs(8);
+
+/// How long a provider may take to close a payment or to return money: nobody waits for it.
+const CALL_WITHIN: Duration = Duration::from_secs(15);
+
+/// Outages that are remembered; older ones are forgotten first.
+const OUTAGES_MAX: usize = 64;
+
+/// Of a payment whose provider was taken out of the settings.
+const OFF: CallError = CallError::Impossible("this provider is not set up any more");
+
+/// A provider by its name in paths, tables and JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Name {
+    Sandbox,
+    Real(ProviderName),
+}
+
+impl Name {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Sandbox => "sandbox",
+            Self::Real(name) => name.as_str(),
+        }
+    }
+
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let real = ProviderName::ALL.into_iter().map(Self::Real);
+        real.chain([Self::Sandbox]).find(|name| name.as_str() == text)
+    }
+}
+
+/// What a buyer's payment needs to be started.
+#[derive(Clone, Debug)]
+pub struct Beginning {
+    pub title: String,
+    pub pay_by: UnixMs,
+    pub device: Device,
+}
+
+/// Where the buyer pays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// An address, or, with WeChat Pay on a desktop, the text of a code to scan (`weixin://…`).
+    pub pay_url: String,
+    pub provider_ref: Option<String>,
+}
+
+/// A verified notification.
+#[derive(Clone, Debug)]
+pub enum Heard {
+    /// To be written down.
+    Notice(Notice),
+    /// Of a refund. Whether it is all of the money is known only beside the payment.
+    Refund { notice: Notice, refund_id: Option<String>, amount: RefundAmount },
+    /// The buyer tried to pay and could not.
+    Failed { payment: PaymentId },
+    /// Nothing to do. `kind` is the provider's word for it.
+    Nothing { kind: String },
+}
+
+/// What came of asking a provider to return money.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RefundAnswer {
+    /// The money is back.
+    Done,
+    /// It is on its way; ask again later, or hear of it.
+    Pending,
+    /// This refund has failed, and a repeat would be the same refund.
+    Failed(String),
+    /// No answer, or not now: the same again is safe.
+    NotNow(String),
+}
+
+/// All providers that are on.
+#[derive(Debug)]
+pub struct Port {
+    client: Client,
+    providers: Providers,
+    sandbox: Option<Sandbox>,
+    clock: Clock,
+    public_url: Option<String>,
+    home: OnceLock<SocketAddr>,
+    outages: Mutex<Outages>,
+}
+
+/// When payments could not be started. Since any success ends it, it never counts a time in which somebody could pay.
+#[derive(Debug, Default)]
+struct Outages {
+    past: VecDeque<Outage>,
+    since: Option<UnixMs>,
+}
+
+impl Port {
+    /// `shop` tells this ledger from all others; the sandbox signs it too.
+    pub fn new(settings: &Settings, clock: Clock, shop: &[u8; 16]) -> anyhow::Result<Self> {
+        let providers = Providers::new(&settings.payment).map_err(|problems| {
+            let sentences: Vec<String> = problems.iter().map(ToString::to_string).collect();
+            anyhow::anyhow!("{}", sentences.join("\n"))
+        })?;
+        let sandbox = if settings.payment.sandbox || settings.demo {
+            let secret = settings.pass.secret.as_ref().context("pass.secret is not set")?;
+            Some(Sandbox::new(secret.expose_secret().as_bytes(), shop)?)
+        } else {
+            None
+        };
+        let public_url = settings.public_url.as_ref().map(|url| url.trim_end_matches('/').to_owned());
+        Ok(Self {
+            client: providers::client()?,
+            providers,
+            sandbox,
+            clock,
+            public_url,
+            home: OnceLock::new(),
+            outages: Mutex::default(),
+        })
+    }
+
+    /// Where this process listens for buyers. Said once, before anybody is served.
+    pub fn listens_at(&self, address: SocketAddr) {
+        // A second word would be about the same listener.
+        let _ = self.home.set(address);
+    }
+
+    /// The address of the buyers' listener, as this machine reaches it.
+    #[must_use]
+    pub fn home(&self) -> Option<SocketAddr> {
+        let mut home = *self.home.get()?;
+        match home.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => home.set_ip(Ipv4Addr::LOCALHOST.into()),
+            IpAddr::V6(ip) if ip.is_unspecified() => home.set_ip(Ipv6Addr::LOCALHOST.into()),
+            IpAddr::V4(_) | IpAddr::V6(_) => {}
+        }
+        Some(home)
+    }
+
+    /// Whether only this machine reaches the buyers' listener.
+    #[must_use]
+    pub fn is_at_home_only(&self) -> bool {
+        self.home.get().is_some_and(|home| home.ip().is_loopback())
+    }
+
+    #[must_use]
+    pub fn sandbox(&self) -> Option<&Sandbox> {
+        self.sandbox.as_ref()
+    }
+
+    /// A provider that is on.
+    #[must_use]
+    pub fn named(&self, text: &str) -> Option<Name> {
+        let name = Name::parse(text)?;
+        let is_on = match name {
+            Name::Sandbox => self.sandbox.is_some(),
+            Name::Real(real) => self.providers.get(real).is_some(),
+        };
+        is_on.then_some(name)
+    }
+
+    /// All that are on, for whoever shows a choice.
+    #[must_use]
+    pub fn names(&self) -> Vec<&'static str> {
+        let sandbox = self.sandbox.as_ref().map(|_| Name::Sandbox);
+        let real = self.providers.names().map(Name::Real);
+        real.chain(sandbox).map(Name::as_str).collect()
+    }
+
+    /// An address of ours, as buyers and providers reach it.
+    #[must_use]
+    pub fn address_of(&self, path: &str) -> String {
+        match (&self.public_url, self.home()) {
+            (Some(url), _) => format!("{url}{path}"),
+            (None, Some(home)) => format!("http://{home}{path}"),
+            (None, None) => path.to_owned(),
+        }
+    }
+
+    /// Starts a payment at its provider. A repeat is the same payment there.
+    pub async fn start(&self, payment: &Payment, beginning: &Beginning) -> Result<Begun, CallError> {
+        let begun = match self.find(&payment.provider)? {
+            Found::Sandbox(_) => Ok(Begun {
+                pay_url: self.address_of(&format!("/sandbox/pay/{}", payment.reference)),
+                provider_ref: None,
+            }),
+            Found::Real(provider) => self.start_real(provider, payment, beginning).await,
+        };
+        self.note_outage(&begun);
+        begun
+    }
+
+    async fn start_real(
+        &self,
+        provider: &Provider,
+        payment: &Payment,
+        beginning: &Beginning,
+    ) -> Result<Begun, CallError> {
+        let order = payment.order.map(|order| order.to_string()).unwrap_or_default();
+        let start = StartPayment {
+            payment_id: payment.reference.clone(),
+            amount: payment.money,
+            title: beginning.title.clone(),
+            pay_by: beginning.pay_by,
+            notify_url: self.notify_url(provider),
+            return_url: self.address_of(&format!("/orders/{order}")),
+            device: beginning.device,
+        };
+        let started = match provider.start(&start, &self.stamp())? {
+            Start::Ready(started) => started,
+            Start::Send(request) => {
+                let answer = self.send(request, START_WITHIN).await?;
+                provider.read_start(&answer, self.clock.now())?
+            }
+        };
+        let pay_url = match started.pay {
+            PayAt::Url(url) => url,
+            PayAt::QrCode(code) => code,
+        };
+        Ok(Begun { pay_url, provider_ref: started.provider_ref })
+    }
+
+    /// Whether a started payment was paid; nothing when its provider does not answer within five seconds. Asking
+    /// changes nothing.
+    pub async fn ask(&self, payment: &Payment, now: UnixMs) -> Option<Answer> {
+        match self.ask_provider(payment, now).await {
+            Ok(Asked::Paid(_)) => Some(Answer::Paid),
+            // What was paid and went back pays nothing.
+            Ok(Asked::Open | Asked::Closed | Asked::Refunded | Asked::Unknown) => Some(Answer::NotPaid),
+            Err(error) => {
+                tracing::warn!(payment_id = %payment.id, provider = payment.provider, %error, "a provider was asked and did not answer");
+                None
+            }
+        }
+    }
+
+    async fn ask_provider(&self, payment: &Payment, now: UnixMs) -> Result<Asked, CallError> {
+        match self.find(&payment.provider)? {
+            Found::Sandbox(sandbox) => Ok(sandbox.ask(payment, now)),
+            Found::Real(provider) => {
+                let request = provider.ask(&reference(payment), &Stamp::at(now))?;
+                let answer = self.send(request, ASK_WITHIN).await?;
+                provider.read_ask(&answer, self.clock.now())
+            }
+        }
+    }
+
+    /// Asks the provider to take no money for a payment any more. A repeat is harmless; money that comes all the same is
+    /// settled like any other.
+    pub async fn close(&self, payment: &Payment) -> Result<Closing, CallError> {
+        match self.find(&payment.provider)? {
+            // It takes money whenever it is told to: that is what it is for.
+            Found::Sandbox(_) => Ok(Closing::Closed),
+            Found::Real(provider) => {
+                let request = provider.close(&reference(payment), &self.stamp())?;
+                let answer = self.send(request, CALL_WITHIN).await?;
+                provider.read_close(&answer, self.clock.now())
+            }
+        }
+    }
+
+    /// Asks the provider to return all of a capture. A repeat is the same refund, known by the payment's `refund_key`.
+    pub async fn refund(&self, payment: &Payment) -> RefundAnswer {
+        match self.find(&payment.provider) {
+            Ok(Found::Sandbox(_)) => RefundAnswer::Done,
+            Ok(Found::Real(provider)) => refund_answer(self.refund_real(provider, payment).await),
+            Err(error) => RefundAnswer::NotNow(error.to_string()),
+        }
+    }
+
+    /// A repeat may be answered with what was true the first time, so what is pending is asked for.
+    async fn refund_real(&self, provider: &Provider, payment: &Payment) -> Result<Refunding, CallError> {
+        let reason = payment.status.reason.map(payment::RefundReason::sentence).unwrap_or_default();
+        let refund = RefundPayment {
+            payment_id: payment.reference.clone(),
+            capture_id: payment.capture_id.clone().unwrap_or_default(),
+            refund_id: payment.refund_key.clone(),
+            amount: payment.money,
+            captured: payment.money,
+            reason: reason.to_owned(),
+            notify_url: self.notify_url(provider),
+        };
+        let request = provider.refund(&refund, &self.stamp())?;
+        let answer = self.send(request, CALL_WITHIN).await?;
+        let refunding = provider.read_refund(&answer, self.clock.now())?;
+        if refunding.state != RefundState::Pending {
+            return Ok(refunding);
+        }
+        let asked = self.ask_refund_at(provider, payment, refunding.provider_ref.clone()).await;
+        Ok(asked.unwrap_or(refunding))
+    }
+
+    /// How a refund stands that was asked for before. `provider_ref` is the provider's name of it, where it has one.
+    pub async fn ask_refund(&self, payment: &Payment, provider_ref: Option<String>) -> RefundAnswer {
+        match self.find(&payment.provider) {
+            Ok(Found::Sandbox(_)) => RefundAnswer::Done,
+            Ok(Found::Real(provider)) => {
+                refund_answer(self.ask_refund_at(provider, payment, provider_ref).await)
+            }
+            Err(error) => RefundAnswer::NotNow(error.to_string()),
+        }
+    }
+
+    async fn ask_refund_at(
+        &self,
+        provider: &Provider,
+        payment: &Payment,
+        provider_ref: Option<String>,
+    ) -> Result<Refunding, CallError> {
+        let refund = RefundRef {
+            payment_id: payment.reference.clone(),
+            capture_id: payment.capture_id.clone().unwrap_or_default(),
+            refund_id: payment.refund_key.clone(),
+            provider_ref,
+        };
+        let request = provider.ask_refund(&refund, &self.stamp())?;
+        let answer = self.send(request, CALL_WITHIN).await?;
+        provider.read_ask_refund(&answer, self.clock.now())
+    }
+
+    /// Believes a notification, in the ledger's words, or refuses it. `body` must be the bytes as they arrived.
+    pub fn verify(&self, name: Name, headers: &HeaderMap, body: &[u8]) -> Result<Heard, Refusal> {
+        let now = self.clock.now();
+        match self.find(name.as_str()) {
+            Ok(Found::Sandbox(sandbox)) => match sandbox.verify(headers, body, now)? {
+                SandboxWord::Captured { event_id, capture } => captured(name, event_id, &capture, now),
+                SandboxWord::Failed { payment } => Ok(Heard::Failed { payment }),
+            },
+            Ok(Found::Real(provider)) => heard(name, provider.verify(headers, body, now)?, now),
+            // Only those that are on are ever named.
+            Err(_) => Err(Refusal::malformed("this provider is not set up")),
+        }
+    }
+
+    /// When payments could not be started, as far as is remembered: no strike for those.
+    #[must_use]
+    pub fn outages(&self, now: UnixMs) -> Vec<Outage> {
+        let outages = self.outages.lock();
+        let open = outages.since.map(|from| Outage { from, until: now });
+        outages.past.iter().copied().chain(open).collect()
+    }
+
+    fn note_outage<T>(&self, begun: &Result<T, CallError>) {
+        let now = self.clock.now();
+        let mut outages = self.outages.lock();
+        match begun {
+            Err(error) if error.is_worth_repeating() => {
+                outages.since.get_or_insert(now);
+            }
+            Err(_) => {}
+            Ok(_) => {
+                let Some(from) = outages.since.take() else { return };
+                if outages.past.len() == OUTAGES_MAX {
+                    outages.past.pop_front();
+                }
+                outages.past.push_back(Outage { from, until: now });
+            }
+        }
+    }
+
+    fn find(&self, provider: &str) -> Result<Found<'_>, CallError> {
+        match (Name::parse(provider).ok_or(OFF)?, &self.sandbox) {
+            (Name::Sandbox, Some(sandbox)) => Ok(Found::Sandbox(sandbox)),
+            (Name::Sandbox, None) => Err(OFF),
+            (Name::Real(name), _) => self.providers.get(name).map(Found::Real).ok_or(OFF),
+        }
+    }
+
+    fn notify_url(&self, provider: &Provider) -> String {
+        self.address_of(&format!("/api/v1/payments/{}/callback", provider.name()))
+    }
+
+    fn stamp(&self) -> Stamp {
+        Stamp::at(self.clock.now())
+    }
+
+    async fn send(&self, request: Request, within: Duration) -> Result<providers::Answer, CallError> {
+        providers::send(&self.client, request, within).await
+    }
+}
+
+enum Found<'a> {
+    Sandbox(&'a Sandbox),
+    Real(&'a Provider),
+}
+
+fn reference(payment: &Payment) -> PaymentRef {
+    PaymentRef { payment_id: payment.reference.clone(), provider_ref: payment.provider_ref.clone() }
+}
+
+fn refund_answer(refunding: Result<Refunding, CallError>) -> RefundAnswer {
+    match refunding {
+        Ok(Refunding { state: RefundState::Done, .. }) => RefundAnswer::Done,
+        Ok(Refunding { state: RefundState::Pending, .. }) => RefundAnswer::Pending,
+        Ok(Refunding { state: RefundState::Failed { reason }, .. }) => RefundAnswer::Failed(reason),
+        // Also what is refused: an empty account is filled, a wrong setting is mended.
+        Err(error) => RefundAnswer::NotNow(error.to_string()),
+    }
+}
+
+fn heard(name: Name, notice: providers::Notice, now: UnixMs) -> Result<Heard, Refusal> {
+    let event_id = notice.event_id;
+    match notice.what {
+        What::Captured(capture) => captured(name, event_id, &capture, now),
+        What::Refunded { refund, .. } => {
+            let told = Told::Refunded { key: key(name, &refund.capture_id)? };
+            Ok(of_refund(event_id, told, refund))
+        }
+        What::RefundFailed { refund, reason } => {
+            let told = Told::RefundFailed { key: key(name, &refund.capture_id)?, problem: reason };
+            Ok(of_refund(event_id, told, refund))
+        }
+        What::Other { kind } => Ok(Heard::Nothing { kind }),
+    }
+}
+
+fn captured(
+    name: Name,
+    event_id: String,
+    capture: &providers::Capture,
+    now: UnixMs,
+) -> Result<Heard, Refusal> {
+    let told = Told::Captured {
+        capture: payment::Capture { key: key(name, &capture.capture_id)?, money: capture.amount },
+        names: Names::Payment(capture.payment_id.clone()),
+        fresh: PaymentId(timed(now, rand::random())),
+    };
+    Ok(Heard::Notice(Notice { event_id, told }))
+}
+
+fn of_refund(event_id: String, told: Told, refund: providers::Refund) -> Heard {
+    let notice = Notice { event_id, told };
+    Heard::Refund { notice, refund_id: refund.refund_id, amount: refund.amount }
+}
+
+fn key(name: Name, capture_id: &str) -> Result<CaptureKey, Refusal> {
+    CaptureKey::new(name.as_str(), capture_id)
+        .map_err(|_| Refusal::malformed("the id of the capture is empty or too long"))
+}

@@ -1,0 +1,102 @@
+//! Money that is here and not decided: it came before its order was recorded, or after the deadline when nobody could
+//! say whether there is a unit. It is looked at again when the clerk has recorded more, and once per second. Decides
+//! nothing itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rules::payment::Revival;
+use rules::time::UnixMs;
+use tokio::sync::Notify;
+
+use crate::app::App;
+use crate::crash;
+use crate::ledger::LedgerResult;
+use crate::ledger::money::{Absent, Payment, Settled};
+
+/// How often is looked for undecided money, besides when there is known to be some.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// After a batch of the clerk, so long at least until the next look: under load there are many.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
+
+/// Payments read at a time.
+const PAGE: u32 = 200;
+
+/// What requests, the clerk and this worker share.
+#[derive(Debug, Default)]
+pub struct Captures {
+    wake: Notify,
+    /// Told by the clerk after every batch.
+    pub(crate) recorded: Arc<Notify>,
+}
+
+impl Captures {
+    /// To be called when money stays undecided that may be decided soon.
+    pub fn wake(&self) {
+        self.wake.notify_one();
+    }
+}
+
+pub(super) async fn settle_waiting(app: &Arc<App>) {
+    while !app.shutdown.is_cancelled() {
+        // Before looking: what is recorded meanwhile counts for the next look.
+        let recorded = app.captures.recorded.notified();
+        let some_wait = settle_all(app).await.unwrap_or_else(|error| {
+            app.stop_if_unknown(&error);
+            tracing::warn!(%error, "undecided money could not be looked after; trying again");
+            false
+        });
+        tokio::select! {
+            () = recorded, if some_wait => tokio::time::sleep(LOOK_AGAIN_AFTER).await,
+            () = app.captures.wake.notified() => {}
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = app.shutdown.cancelled() => {}
+        }
+    }
+}
+
+/// Looks at all undecided money once, in the order in which it came. Whether some of it waits for the clerk.
+async fn settle_all(app: &Arc<App>) -> LedgerResult<bool> {
+    let (mut after, mut some_wait) = (0, false);
+    loop {
+        let drained_at = drained_at(app);
+        let page = app.ledger.waiting_captures(after, PAGE).await?;
+        let Some(last) = page.last() else { return Ok(some_wait) };
+        after = last.no;
+        for payment in &page {
+            some_wait |= settle_one(app, payment, drained_at).await?;
+        }
+        if app.shutdown.is_cancelled() {
+            return Ok(false);
+        }
+    }
+}
+
+/// When the queue was empty, if it is: whatever had been granted before that is recorded.
+fn drained_at(app: &App) -> Option<UnixMs> {
+    let now = app.clock.now();
+    (app.gate.memory.room().taken() == 0).then_some(now)
+}
+
+/// Whether it waits on.
+async fn settle_one(app: &Arc<App>, payment: &Payment, drained_at: Option<UnixMs>) -> LedgerResult<bool> {
+    let captured_at = payment.captured_at.unwrap_or(payment.started_at);
+    let absent = match drained_at {
+        Some(drained_at) if captured_at < drained_at => Absent::WillNotCome,
+        Some(_) | None => Absent::MayCome,
+    };
+    let settled = app.ledger.settle_capture(payment.id, absent, app.clock.now()).await?;
+    crash::point("captures.settled");
+    match settled {
+        Settled::Wait => Ok(true),
+        Settled::ReviveNeeded { payment, order } => Ok(app.revive(&order, payment).await == Revival::Wait),
+        decided @ (Settled::Applied { .. }
+        | Settled::RefundDue { .. }
+        | Settled::Duplicate
+        | Settled::NotFound) => {
+            app.follow_settled(decided).await;
+            Ok(false)
+        }
+    }
+}

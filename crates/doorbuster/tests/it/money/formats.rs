@@ -1,0 +1,145 @@
+//! Stripe's, Alipay's and WeChat Pay's notifications, made by their own SDKs (`tests/vectors/payments/make.py`), through
+//! the callback: each is answered as its provider must be, and money pays the order it names.
+
+use doorbuster::clock::Clock;
+use doorbuster::ledger::money::{NewPayment, PaymentStarted};
+use http::{HeaderName, HeaderValue};
+use rules::buyer::BuyerId;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::*;
+
+#[derive(Deserialize)]
+struct Vectors {
+    now_ms: i64,
+    payment_id: String,
+    settings: serde_json::Map<String, Value>,
+    notifications: Vec<Notification>,
+}
+
+#[derive(Deserialize)]
+struct Notification {
+    provider: String,
+    name: String,
+    headers: Vec<(String, String)>,
+    body: String,
+    expect: Value,
+}
+
+impl Notification {
+    fn headers(&self) -> HeaderMap {
+        let parsed = |(name, value): &(String, String)| {
+            (HeaderName::try_from(name).unwrap(), HeaderValue::try_from(value).unwrap())
+        };
+        self.headers.iter().map(parsed).collect()
+    }
+
+    async fn send(&self, app: &TestApp) -> (u16, String) {
+        let path = format!("/api/v1/payments/{}/callback", self.provider);
+        let request = app.client.post(app.url(&path)).headers(self.headers()).body(self.body.clone());
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), response.text().await.unwrap())
+    }
+}
+
+fn vectors() -> Vectors {
+    serde_json::from_str(include_str!("../../vectors/payments/vectors.json")).unwrap()
+}
+
+/// A server with all three providers, at the moment of the vectors.
+async fn open(vectors: &Vectors) -> TestApp {
+    let text = |value: &Value| match value {
+        Value::Array(all) => all.iter().map(|one| one.as_str().unwrap()).collect::<Vec<_>>().join(","),
+        one => one.as_str().unwrap().to_owned(),
+    };
+    let mut overrides = vec!["public_url=https://sale.shop.example".to_owned()];
+    for (provider, settings) in &vectors.settings {
+        let settings = settings.as_object().unwrap().iter();
+        overrides.extend(settings.map(|(key, value)| format!("payment.{provider}.{key}={}", text(value))));
+    }
+    let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
+    let clock = Clock::manual(UnixMs(vectors.now_ms));
+    TestApp::on(tempfile::tempdir().unwrap(), clock, &overrides).await
+}
+
+/// An order, and a payment of it at this provider under the vectors' name. How it is started is another test's business.
+async fn awaited<'a>(app: &'a TestApp, vectors: &Vectors, provider: &str) -> (TestBuyer<'a>, String) {
+    let now = UnixMs(vectors.now_ms);
+    let draft = json!({
+        "title": "1499 night", "opens_at": now.plus_s(1).plus_ms(-61_000), "closes_at": now.plus_s(3_600),
+        "offers": [{"name": "Feitian 53", "price": {"amount": PRICE, "currency": "CNY"}, "stock": 5}],
+    });
+    let sale = app.publish(draft).await;
+    let ann = app.buyer("ann");
+    let id = won(&ann, &sale).await;
+    let wanted = NewPayment {
+        id: vectors.payment_id.parse().unwrap(),
+        order: id.parse().unwrap(),
+        buyer: BuyerId::parse("ann").unwrap(),
+        provider: provider.to_owned(),
+    };
+    let started = app.app.ledger.start_payment(wanted, now).await.unwrap();
+    assert!(matches!(started, PaymentStarted::New { .. }), "{started:?}");
+    (ann, id)
+}
+
+/// What a provider must hear for what we make of its notification.
+fn expected(notification: &Notification) -> (u16, &'static str) {
+    let refused = notification.expect["refused"].as_str();
+    let status = match refused {
+        None => 200,
+        Some("signature_invalid" | "notification_stale" | "unknown_certificate") => 401,
+        Some("wrong_merchant") => 403,
+        Some("malformed") => 400,
+        Some(other) => panic!("{other}"),
+    };
+    match (notification.provider.as_str(), refused) {
+        ("alipay", None) => (status, "success"),
+        ("alipay", Some(_)) => (status, "failure"),
+        (_, None) => (status, ""),
+        ("wechat", Some(_)) => (status, "\"code\":\"FAIL\""),
+        (_, Some(code)) => (status, code.to_owned().leak()),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_notification_of_the_sdks_is_answered_as_it_should_be() {
+    let vectors = vectors();
+    let app = open(&vectors).await;
+    for notification in &vectors.notifications {
+        let (status, body) = notification.send(&app).await;
+        let (wanted, text) = expected(notification);
+        let Notification { provider, name, .. } = notification;
+        assert_eq!(status, wanted, "{provider}: {name}: {body}");
+        let fits = if status == 200 { body == text } else { body.contains(text) };
+        assert!(fits, "{provider}: {name}: {body}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payment_of_each_provider_pays_its_order_once() {
+    let vectors = vectors();
+    for provider in ["stripe", "alipay", "wechat"] {
+        let app = open(&vectors).await;
+        let (ann, id) = awaited(&app, &vectors, provider).await;
+        let find = |name: &str| {
+            let mut all = vectors.notifications.iter();
+            all.find(|one| one.provider == provider && one.name == name).unwrap()
+        };
+        for _ in 0..3 {
+            assert_eq!(find("a payment").send(&app).await.0, 200);
+        }
+        let paid = becomes(&ann, &id, "paid").await;
+        assert_eq!(paid["payment_id"], json!(vectors.payment_id), "{provider}");
+        assert_eq!(states(&app, &id).await, [plain("applied")], "{provider}");
+        let forged = vectors
+            .notifications
+            .iter()
+            .filter(|one| one.provider == provider && one.expect["refused"].is_string());
+        for notification in forged {
+            assert!(notification.send(&app).await.0 >= 400, "{provider}: {}", notification.name);
+        }
+        assert_eq!(states(&app, &id).await, [plain("applied")], "{provider}");
+    }
+}

@@ -1,0 +1,240 @@
+//! Money on its way back: by itself, by the operator, past a provider that fails first, and to an alarm when it does not
+//! stop failing.
+
+use std::time::Duration;
+
+use doorbuster::clock::Clock;
+use doorbuster::payment::refunds::{ATTEMPTS_MAX, WAIT_MAX_MS};
+use doorbuster::telemetry::metrics::MoneyOutcome;
+use serde_json::json;
+
+use super::*;
+use crate::app::{ADMIN_KEY, assert_code};
+
+/// The longest wait between two attempts.
+const LONGEST: Duration = Duration::from_millis(WAIT_MAX_MS.unsigned_abs());
+
+async fn refund(app: &TestApp, order: &str, body: Option<&Value>, status: u16) -> Value {
+    app.operate("POST", &format!("/admin/v1/orders/{order}/refund"), body, status).await
+}
+
+/// A paid order of this buyer at the sandbox.
+async fn paid(buyer: &TestBuyer<'_>, sale: &TestSale) -> String {
+    let id = won(buyer, sale).await;
+    let payment = payment(buyer, &id).await;
+    act(buyer.app, &payment, &json!({"outcome": "paid"}), 200).await;
+    becomes(buyer, &id, "paid").await;
+    id
+}
+
+/// A paid order at Stripe's stand-in, on a clock that can be turned.
+async fn paid_at_stripe(stand_in: &StandIn) -> (TestApp, Clock, TestSale, String) {
+    let clock = Clock::manual(UnixMs(jiff::Timestamp::now().as_millisecond()));
+    let settings = stand_in.settings();
+    let overrides: Vec<&str> = settings.iter().map(String::as_str).collect();
+    let app = TestApp::on(tempfile::tempdir().unwrap(), clock.clone(), &overrides).await;
+    let sale = app.open_sale(1).await;
+    let ann = app.buyer("ann");
+    let id = won(&ann, &sale).await;
+    let payment = start(&ann, &id, "stripe", 200).await["payment_id"].as_str().unwrap().to_owned();
+    assert_eq!(StandIn::tells_of_capture(&app, "evt_1", &payment, "pi_1").await, 200);
+    becomes(&ann, &id, "paid").await;
+    drop(ann);
+    (app, clock, sale, id)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operator_refunds_a_paid_order_and_its_unit_is_sold_again() {
+    let (app, sale) = shop(1).await;
+    let ann = app.buyer("ann");
+    let id = paid(&ann, &sale).await;
+    let asked = refund(&app, &id, None, 200).await;
+    assert_eq!((asked["state"].as_str(), asked["buyer"].as_str()), (Some("refunding"), Some("ann")));
+    let back = becomes(&ann, &id, "refunded").await;
+    assert!(!back["refunded_at"].is_null() && !back["paid_at"].is_null());
+    assert_eq!(states(&app, &id).await, [super::back("requested")]);
+    eventually("the unit is back", async || units(&app, &sale).await == [1, 1, 0, 0]).await;
+    let again = refund(&app, &id, Some(&json!({})), 200).await;
+    assert_eq!(again["state"], "refunded", "again is harmless");
+    won(&app.buyer("bob"), &sale).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_restock_the_stock_is_lowered() {
+    let (app, sale) = shop(2).await;
+    let ann = app.buyer("ann");
+    let id = paid(&ann, &sale).await;
+    refund(&app, &id, Some(&json!({"restock": false})), 200).await;
+    becomes(&ann, &id, "refunded").await;
+    eventually("one unit less", async || units(&app, &sale).await == [1, 1, 0, 0]).await;
+    won(&app.buyer("bob"), &sale).await;
+    let pass = app.buyer("cat").pass(sale.offer()).await;
+    app.buyer("cat").buy_with(sale.offer(), pass["pass"].as_str().unwrap(), 1, 409).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_refunded_is_told_why() {
+    let (app, sale) = shop(2).await;
+    let ann = app.buyer("ann");
+    let id = won(&ann, &sale).await;
+    let refused = refund(&app, &id, None, 409).await;
+    assert_code(&refused, "not_refundable");
+    assert!(refused["detail"].as_str().unwrap().contains("awaiting_payment"), "{refused}");
+    refund(&app, "01k9zq3v8g7m4x2r5w6t0n1pbc", None, 404).await;
+    assert_eq!(refund(&app, &id, Some(&json!({"restock": "yes"})), 422).await["field"], "restock");
+    let request = app.client.post(app.url(&format!("/admin/v1/orders/{id}/refund"))).bearer_auth(ADMIN_KEY);
+    assert_eq!(app.send(request.header("content-type", "text/plain").body("{}")).await.0, 415);
+    let payment = payment(&ann, &id).await;
+    let retry = format!("/admin/v1/payments/{payment}/retry");
+    assert_code(&app.operate("POST", &retry, None, 409).await, "not_refundable");
+    app.operate("POST", "/admin/v1/payments/01k9zq3v8g7m4x2r5w6t0n1pbc/retry", None, 404).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_makes_a_repeated_refund_the_same_request() {
+    let (app, sale) = shop(1).await;
+    let ann = app.buyer("ann");
+    let id = paid(&ann, &sale).await;
+    let ask = || {
+        let request =
+            app.client.post(app.url(&format!("/admin/v1/orders/{id}/refund"))).bearer_auth(ADMIN_KEY);
+        request.header("idempotency-key", "one").json(&json!({"restock": true}))
+    };
+    let (status, _, first) = app.send(ask()).await;
+    assert_eq!((status, first["state"].as_str()), (200, Some("refunding")));
+    becomes(&ann, &id, "refunded").await;
+    let (status, _, again) = app.send(ask()).await;
+    assert_eq!((status, again), (200, first));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_provider_that_fails_first_is_asked_again_with_the_same_key() {
+    let stripe = StandIn::willing().await;
+    let (app, clock, sale, id) = paid_at_stripe(&stripe).await;
+    let mut failures = 3;
+    stripe.becomes(move |asked| {
+        failures -= i32::from(asked.path == "/v1/refunds");
+        if failures >= 0 { (503, json!({"error": {"type": "api_error"}})) } else { willing(asked) }
+    });
+    refund(&app, &id, None, 200).await;
+    for attempts in 1..=4 {
+        eventually("it was asked", async || stripe.asked("/v1/refunds").len() == attempts).await;
+        clock.advance(LONGEST);
+    }
+    let ann = app.buyer("ann");
+    becomes(&ann, &id, "refunded").await;
+    let keys: Vec<_> =
+        stripe.asked("/v1/refunds").iter().map(|asked| asked.headers["idempotency-key"].clone()).collect();
+    assert!(keys.len() == 4 && keys.iter().all(|key| *key == keys[0]), "{keys:?}");
+    assert!(stripe.asked("/v1/refunds")[0].body.contains("payment_intent=pi_1"));
+    let payment = &payments(&app, &id).await[0];
+    assert_eq!((payment["attempts"].as_u64(), &payment["problem"]), (Some(4), &Value::Null));
+    assert_eq!(app.app.metrics.money.get(MoneyOutcome::RefundRetried), 3);
+    eventually("the unit is back", async || units(&app, &sale).await == [1, 1, 0, 0]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refund_that_keeps_failing_is_an_alarm_and_the_operator_tries_again() {
+    let stripe = StandIn::willing().await;
+    let (app, clock, sale, id) = paid_at_stripe(&stripe).await;
+    stripe.becomes(|asked| match asked.path.as_str() {
+        "/v1/refunds" => (400, json!({"error": {"code": "balance_insufficient", "message": "no money"}})),
+        _ => willing(asked),
+    });
+    refund(&app, &id, None, 200).await;
+    for attempts in 1..=usize::try_from(ATTEMPTS_MAX).unwrap() {
+        eventually("it was asked", async || stripe.asked("/v1/refunds").len() == attempts).await;
+        clock.advance(LONGEST);
+    }
+    let ann = app.buyer("ann");
+    becomes(&ann, &id, "refund_failed").await;
+    assert_eq!(app.app.metrics.money.get(MoneyOutcome::RefundFailed), 1);
+    assert_eq!(units(&app, &sale).await, [1, 0, 0, 1], "the order keeps its unit");
+    let failed = app.operate("GET", "/admin/v1/payments?state=refund_failed", None, 200).await;
+    let failed = &failed["items"][0];
+    assert!(failed["problem"].as_str().unwrap().contains("balance_insufficient"), "{failed}");
+    let events = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
+    let told: u32 = events
+        .query_row("select count(*) from events where type = 'order.refund_failed'", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(told, 1);
+
+    stripe.becomes(willing);
+    let path = format!("/admin/v1/payments/{}/retry", failed["id"].as_str().unwrap());
+    assert_eq!(app.operate("POST", &path, None, 200).await["state"], "refunding");
+    becomes(&ann, &id, "refunded").await;
+    assert_eq!(app.operate("POST", &path, None, 200).await["state"], "refunded", "again is harmless");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refund_that_the_provider_calls_failed_is_not_repeated() {
+    let stripe = StandIn::willing().await;
+    let (app, _, _, id) = paid_at_stripe(&stripe).await;
+    stripe.becomes(|asked| match asked.path.as_str() {
+        "/v1/refunds" => (200, super::refund("failed")),
+        _ => willing(asked),
+    });
+    refund(&app, &id, None, 200).await;
+    becomes(&app.buyer("ann"), &id, "refund_failed").await;
+    assert_eq!(stripe.asked("/v1/refunds").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pending_refund_is_waited_for_and_its_notification_ends_it() {
+    let stripe = StandIn::willing().await;
+    let (app, _, sale, id) = paid_at_stripe(&stripe).await;
+    stripe.becomes(|asked| match asked.path.as_str() {
+        "/v1/refunds" | "/v1/refunds/re_1" => (200, super::refund("pending")),
+        _ => willing(asked),
+    });
+    refund(&app, &id, None, 200).await;
+    eventually("it was asked for", async || stripe.asked("/v1/refunds/re_1").len() == 1).await;
+    let ann = app.buyer("ann");
+    assert_eq!(order(&ann, &id).await["state"], "refunding");
+
+    let tell = async |event: &str, amount: i64| {
+        let object = json!({"amount_refunded": amount, "currency": "cny", "payment_intent": "pi_1"});
+        let (headers, body) = StandIn::event(event, "charge.refunded", &object, app.app.clock.now());
+        assert_eq!(deliver(&app, "stripe", headers, body).await.0, 200);
+    };
+    tell("evt_part", PRICE - 1).await;
+    assert_eq!(order(&ann, &id).await["state"], "refunding", "a part is not all of it");
+    tell("evt_all", PRICE).await;
+    becomes(&ann, &id, "refunded").await;
+    tell("evt_all", PRICE).await;
+    tell("evt_all_again", PRICE).await;
+    assert_eq!(units(&app, &sale).await, [1, 1, 0, 0], "it came back once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refund_that_nobody_asked_for_is_noticed_and_changes_nothing() {
+    let stripe = StandIn::willing().await;
+    let (app, _, sale, id) = paid_at_stripe(&stripe).await;
+    let object = json!({"amount_refunded": PRICE, "currency": "cny", "payment_intent": "pi_1"});
+    let (headers, body) = StandIn::event("evt_9", "charge.refunded", &object, app.app.clock.now());
+    assert_eq!(deliver(&app, "stripe", headers, body).await.0, 200);
+    assert_eq!(order(&app.buyer("ann"), &id).await["state"], "paid");
+    assert_eq!(app.app.metrics.money.get(MoneyOutcome::Unasked), 1);
+    assert_eq!(units(&app, &sale).await, [1, 0, 0, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn payments_are_listed_in_pages() {
+    let (app, sale) = shop(5).await;
+    for name in ["ann", "bob", "cat"] {
+        paid(&app.buyer(name), &sale).await;
+    }
+    let first = app.operate("GET", "/admin/v1/payments?limit=2", None, 200).await;
+    let cursor = first["next_cursor"].as_str().unwrap();
+    let rest = app.operate("GET", &format!("/admin/v1/payments?limit=2&cursor={cursor}"), None, 200).await;
+    let (first, rest) = (first["items"].as_array().unwrap(), rest["items"].as_array().unwrap());
+    assert_eq!((first.len(), rest.len()), (2, 1));
+    assert!(first.iter().chain(rest).all(|payment| payment["state"] == "applied"));
+    let one = &first[0];
+    let path = format!("/admin/v1/payments/{}", one["id"].as_str().unwrap());
+    assert_eq!(app.operate("GET", &path, None, 200).await, *one);
+    let none = app.operate("GET", "/admin/v1/payments?state=refund_failed", None, 200).await;
+    assert_eq!(none["items"], json!([]));
+    app.operate("GET", "/admin/v1/payments?state=lost", None, 422).await;
+    app.operate("GET", "/admin/v1/payments/01k9zq3v8g7m4x2r5w6t0n1pbc", None, 404).await;
+}

@@ -1,0 +1,284 @@
+//! Real processes that die between two steps of a closing, a revival or a refund. After the next start everything is
+//! where it belongs: each order has its end, and no unit is lost or doubled.
+
+mod heavy {
+    use std::path::Path;
+
+    use doorbuster::ledger::SqliteLedger;
+    use doorbuster::ledger::money::{NewPayment, RefundAsked};
+    use rules::payment::{RefundReason, State as PaymentState};
+    use rules::time::UnixMs;
+    use tempfile::TempDir;
+    use testkit::process::Program;
+
+    use super::super::*;
+    use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET, draft_between};
+
+    const END: Duration = Duration::from_secs(60);
+
+    /// Buyers, each with one unit, and the stock.
+    const BUYERS: [&str; 4] = ["ann", "bob", "cat", "dan"];
+    const STOCK: u32 = 6;
+
+    /// So long ago the orders were made: their time to pay is over for whoever starts now.
+    const AGO_MS: i64 = 1_000_000;
+
+    const SANDBOX: &[&str] = &["payment.sandbox=true"];
+
+    fn now() -> UnixMs {
+        UnixMs(jiff::Timestamp::now().as_millisecond())
+    }
+
+    /// A server's folder with a sale and orders that are due, as it was left.
+    struct Left {
+        folder: TempDir,
+        sale: TestSale,
+        orders: Vec<OrderId>,
+    }
+
+    impl Left {
+        /// Orders that nobody has paid.
+        async fn unpaid() -> Self {
+            Self::after(async |_, _, _| {}).await
+        }
+
+        /// What is left after `then`.
+        async fn after(then: impl AsyncFnOnce(&TestApp, &Clock, &[OrderId])) -> Self {
+            let clock = Clock::manual(now().plus_ms(-AGO_MS));
+            let app = TestApp::on(tempfile::tempdir().unwrap(), clock.clone(), &[]).await;
+            let sale = app.publish(draft_between(-3_600, 3_600, STOCK)).await;
+            let mut orders = Vec::new();
+            for name in BUYERS {
+                orders.push(bought(&app, &sale, name, 1).await);
+            }
+            then(&app, &clock, &orders).await;
+            app.settled().await;
+            Self { folder: app.stop().await, sale, orders }
+        }
+
+        /// Orders that timed out, and their units are back.
+        async fn closed() -> Self {
+            Self::after(async |app, clock, orders| {
+                clock.advance(PAY_WITHIN);
+                for order in orders {
+                    until_state(app, *order, State::Closed).await;
+                }
+            })
+            .await
+        }
+
+        /// Another hand on the ledger, while nobody else has one.
+        async fn with_ledger<T>(&self, work: impl AsyncFnOnce(&SqliteLedger) -> T) -> T {
+            let ledger =
+                SqliteLedger::open(&self.folder.path().join("doorbuster.db"), None, [0; 16]).unwrap();
+            let done = work(&ledger).await;
+            tokio::task::spawn_blocking(move || ledger.close()).await.unwrap();
+            done
+        }
+
+        /// Money for the first order, which nobody has looked at.
+        async fn money_comes(&self) -> Settled {
+            self.with_ledger(async |ledger| {
+                let order = ledger.order(self.orders[0]).await.unwrap().unwrap();
+                match ledger.take_notice(notice(&order, "capture"), now()).await.unwrap() {
+                    Taken::Capture(settled) => settled,
+                    other => panic!("{other:?}"),
+                }
+            })
+            .await
+        }
+
+        async fn late_money_comes(&self) -> PaymentId {
+            let settled = self.money_comes().await;
+            let Settled::ReviveNeeded { payment, .. } = settled else { panic!("{settled:?}") };
+            payment
+        }
+
+        /// Starts the real program, which must die at this point.
+        fn die_at(&self, point: &str) {
+            die_at(self.folder.path(), point);
+        }
+
+        async fn start(self) -> (TestApp, TestSale, Vec<OrderId>) {
+            (TestApp::on(self.folder, Clock::system(), SANDBOX).await, self.sale, self.orders)
+        }
+    }
+
+    fn die_at(folder: &Path, point: &str) {
+        let process = Program::new(env!("CARGO_BIN_EXE_doorbuster"))
+            .args(["serve", "--set", "listen=127.0.0.1:0", "--set", "payment.sandbox=true", "--data-dir"])
+            .arg(folder)
+            .env("DOORBUSTER_ADMIN_KEY", ADMIN_KEY)
+            .env("DOORBUSTER_AUTH__HS256_SECRET", AUTH_SECRET)
+            .env("DOORBUSTER_PASS__SECRET", PASS_SECRET)
+            .env(doorbuster::crash::VARIABLE, point)
+            .start()
+            .unwrap();
+        let name = point.split_once(':').map_or(point, |(name, _)| name);
+        let reached = format!("crash point {name} reached");
+        process
+            .wait_for(END, |line| line.text.contains(&reached))
+            .unwrap_or_else(|error| panic!("{point}: {error}"));
+        assert!(!process.wait(END).unwrap().success());
+    }
+
+    /// The books add up, and exactly what they say is free is sold, to the last unit.
+    async fn assert_sells_out(app: &TestApp, sale: &TestSale) {
+        assert_units_add_up(app, sale).await;
+        for number in 0..free(&app.app, sale) {
+            bought(app, sale, &format!("late buyer {number}"), 1).await;
+        }
+        let one_too_many = app.buyer("one too many");
+        let told = one_too_many.buy_with(sale.offer(), &one_too_many.mint(sale.offer()), 1, 409).await;
+        assert_eq!(told["code"], "sold_out");
+        assert_units_add_up(app, sale).await;
+        let counters = app.app.ledger.counters(sale.id.parse().unwrap()).await.unwrap()[0];
+        assert_eq!(counters.live_units, counters.stock);
+        assert_eq!(app.app.metrics.ledger_refusals.get(), 0);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_sweeper_that_dies_between_any_two_steps_strands_no_unit() {
+        for point in ["ledger.committing", "sweeper.closed", "desk.releasing:2", "desk.released:3"] {
+            let left = Left::unpaid().await;
+            left.die_at(point);
+            let (app, sale, orders) = left.start().await;
+            for order in orders {
+                let closed = until_state(&app, order, State::Closed).await;
+                assert_eq!(
+                    (closed.status.reason, closed.seq),
+                    (Some(rules::order::Reason::Timeout), 3),
+                    "{point}"
+                );
+            }
+            assert_units_add_up(&app, &sale).await;
+            assert_eq!(free(&app.app, &sale), STOCK, "{point}");
+            assert_sells_out(&app, &sale).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_sweeper_that_dies_after_asking_a_provider_strands_no_unit() {
+        for point in ["ledger.committing", "sweeper.lapsed", "desk.released"] {
+            let left = Left::after(async |app, _, orders| {
+                for (order, name) in orders.iter().zip(BUYERS) {
+                    let id = PaymentId(rand::random::<u128>() >> 2);
+                    // The sandbox has taken nothing: it says so.
+                    let wanted =
+                        NewPayment { id, order: *order, buyer: buyer(name), provider: "sandbox".into() };
+                    app.app.ledger.start_payment(wanted, app.app.clock.now()).await.unwrap();
+                }
+            })
+            .await;
+            left.die_at(point);
+            let (app, sale, orders) = left.start().await;
+            for order in orders {
+                until_state(&app, order, State::Closed).await;
+                let payments = app.app.ledger.payments_of(order).await.unwrap();
+                assert!(payments.iter().all(|payment| payment.status.state == PaymentState::Closed));
+            }
+            assert_sells_out(&app, &sale).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn late_money_survives_a_death_between_any_two_steps_of_its_revival() {
+        let points = [
+            "captures.settled",
+            "gate.revived",
+            "journal.appending",
+            "journal.committed",
+            "journal.telling",
+            "clerk.recording",
+            "ledger.committing",
+            "clerk.recorded",
+        ];
+        for point in points {
+            let left = Left::closed().await;
+            let payment = left.late_money_comes().await;
+            left.die_at(point);
+            let (app, sale, orders) = left.start().await;
+            let paid = until_state(&app, orders[0], State::Paid).await;
+            assert_eq!((paid.payment, paid.seq), (Some(payment), 4), "{point}");
+            let state = app.app.ledger.payment(payment).await.unwrap().unwrap().status.state;
+            assert_eq!(state, PaymentState::Applied, "{point}");
+            assert_units_add_up(&app, &sale).await;
+            assert_eq!(free(&app.app, &sale), STOCK - 1, "{point}");
+            assert_sells_out(&app, &sale).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn late_money_that_found_nothing_goes_back_after_a_death_too() {
+        let left = Left::after(async |app, clock, orders| {
+            clock.advance(PAY_WITHIN);
+            until_state(app, orders[0], State::Closed).await;
+            let order = ledgers(&app.app, orders[0]).await;
+            let offer = app.app.gate.memory.offer(order.offer).unwrap();
+            eventually("the units are back", async || offer.free() == STOCK).await;
+            // Whoever took the units pays in time.
+            let sale = TestSale { id: order.sale.to_string(), offers: vec![order.offer.to_string()] };
+            for number in 0..STOCK {
+                let taken = bought(app, &sale, &format!("quick buyer {number}"), 1).await;
+                assert!(matches!(pay(&app.app, taken, &format!("{number}")).await, Settled::Applied { .. }));
+            }
+        })
+        .await;
+        let payment = left.late_money_comes().await;
+        left.die_at("desk.refusing_late");
+        let (app, sale, orders) = left.start().await;
+        eventually("the money goes back", async || {
+            let status = app.app.ledger.payment(payment).await.unwrap().unwrap().status;
+            status.reason == Some(RefundReason::NoUnitLeft)
+        })
+        .await;
+        assert_eq!(ledgers(&app.app, orders[0]).await.status.state, State::Closed);
+        assert_eq!(free(&app.app, &sale), 0);
+        assert_sells_out(&app, &sale).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn money_in_time_survives_a_death_before_it_is_settled() {
+        // Written down beside an order that is due: the deadline must not win because the process dies.
+        let left = Left::after(async |app, _, orders| {
+            assert!(matches!(pay(&app.app, orders[0], "capture").await, Settled::Applied { .. }));
+        })
+        .await;
+        left.die_at("sweeper.closed");
+        let (app, sale, orders) = left.start().await;
+        assert_eq!(ledgers(&app.app, orders[0]).await.status.state, State::Paid);
+        until_state(&app, orders[1], State::Closed).await;
+        assert_sells_out(&app, &sale).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_refund_that_dies_before_its_release_strands_no_unit() {
+        for (point, restock) in [
+            ("till.refunded", true),
+            ("desk.releasing", true),
+            ("desk.released", true),
+            ("desk.releasing", false),
+        ] {
+            let left = Left::after(async |app, _, orders| {
+                for (number, order) in orders.iter().enumerate() {
+                    assert!(matches!(
+                        pay(&app.app, *order, &format!("{number}")).await,
+                        Settled::Applied { .. }
+                    ));
+                }
+            })
+            .await;
+            let order = left.orders[0];
+            let asked = left
+                .with_ledger(async |ledger| ledger.refund_order(order, restock, now()).await.unwrap())
+                .await;
+            assert!(matches!(asked, RefundAsked::Begun { .. }), "{asked:?}");
+            left.die_at(point);
+            let (app, sale, _) = left.start().await;
+            until_state(&app, order, State::Refunded).await;
+            assert_units_add_up(&app, &sale).await;
+            assert_eq!(free(&app.app, &sale), STOCK - 4 + u32::from(restock), "{point}");
+            assert_sells_out(&app, &sale).await;
+        }
+    }
+}
