@@ -35,6 +35,7 @@ use crate::payment::refunds::{self, Refunds};
 use crate::queue::journal::JournalParts;
 use crate::queue::sqlite::file_version;
 use crate::queue::{Claim, Journal, Journaled, Unrecorded};
+use crate::strikes;
 use crate::sweeper::{self, Captures, Outages};
 use crate::telemetry::Metrics;
 
@@ -47,6 +48,9 @@ const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(1);
 /// Every so many rounds the housekeeper drops expired passes from the gate.
 const ROUNDS_PER_FORGETTING: u32 = 60;
 
+/// Shortest rest between two looks for windows that open or close.
+const TURNS_REST: Duration = Duration::from_millis(1);
+
 /// Everything a request may need. Made once, shared by all.
 #[derive(Debug)]
 pub struct App {
@@ -55,7 +59,7 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     pub catalogue: Catalogue,
     pub gate: Gate,
-    pub roster: Roster,
+    pub roster: Arc<Roster>,
     pub ledger: SqliteLedger,
     pub hub: Arc<Hub>,
     pub pass_keys: PassKeys,
@@ -295,7 +299,7 @@ pub async fn open(
     let limits = &settings.limits;
     let app = Arc::new(App {
         catalogue: Catalogue::default(),
-        roster: Roster::new(rand::random()),
+        roster: Arc::new(Roster::new(settings.strikes.policy(), rand::random())),
         pass_keys: PassKeys::new(&pass_secret, previous.as_deref()),
         auth: Authenticator::from_settings(&settings.auth, clock.clone()).await?,
         challenges: Challenges::new(&settings.challenge, &pass_secret, clock.clone())?,
@@ -332,6 +336,7 @@ pub async fn open(
         journal: app.gate.journal.clone(),
         unrecorded: Arc::clone(&app.gate.unrecorded),
         hub: Arc::clone(&app.hub),
+        roster: Arc::clone(&app.roster),
         clock: app.clock.clone(),
         metrics: Arc::clone(&app.metrics),
         progress: Arc::clone(&app.captures.recorded),
@@ -376,9 +381,7 @@ async fn rebuild(app: &Arc<App>, replay: Replay, clerk: &mpsc::Sender<Vec<Journa
     let app_roster = Arc::clone(app);
     let note = move |sale, buyer: &str, _| app_roster.roster.register(sale, buyer);
     app.ledger.registrations(note).await?;
-    for block in app.ledger.blocks(app.clock.now()).await? {
-        app.roster.block(block.buyer, block.until);
-    }
+    strikes::load(&app.ledger, &app.roster, app.clock.now()).await?;
     Ok(())
 }
 
@@ -428,6 +431,29 @@ fn start_housekeeping(app: &Arc<App>) {
     app.tasks.spawn(refunds::run(Arc::clone(app)));
     app.tasks.spawn(sweeper::run(Arc::clone(app)));
     app.tasks.spawn(auditor::watch::run(Arc::clone(app)));
+    let keeper = Arc::clone(app);
+    app.tasks.spawn(async move {
+        let shutdown = keeper.shutdown.clone();
+        shutdown.run_until_cancelled(tell_turns_in_time(&keeper)).await;
+    });
+}
+
+/// Tells of windows that open and close, at their moment; a look every second finds what a turned clock or a changed
+/// sale brought forward.
+async fn tell_turns_in_time(app: &Arc<App>) {
+    loop {
+        let wait = match app.tell_turns().await {
+            Ok(Some(next)) => {
+                Duration::from_millis(app.clock.now().ms_until(next)).clamp(TURNS_REST, HOUSEKEEPING_EVERY)
+            }
+            Ok(None) => HOUSEKEEPING_EVERY,
+            Err(error) => {
+                tracing::warn!(%error, "the opening or closing of sales could not be told; trying again");
+                HOUSEKEEPING_EVERY
+            }
+        };
+        tokio::time::sleep(wait).await;
+    }
 }
 
 async fn keep_house(app: &Arc<App>) {
@@ -444,6 +470,7 @@ async fn keep_house(app: &Arc<App>) {
         }
         if rounds.is_multiple_of(ROUNDS_PER_FORGETTING) {
             app.gate.memory.forget_expired(app.clock.now());
+            app.roster.forget_old(app.clock.now());
         }
     }
 }

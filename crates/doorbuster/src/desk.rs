@@ -19,7 +19,7 @@ use crate::crash;
 use crate::gate::{Claimed, OfferGate, Outcome, Release, Returned, Seed};
 use crate::ledger::money::{QueueIsDrained, Released, Settled};
 use crate::ledger::{
-    Block, Cancelled, Changed, Counters, KeyedAnswer, LedgerError, LedgerResult, Order, StockChanged,
+    Cancelled, Changed, Counters, KeyedAnswer, LedgerError, LedgerResult, Order, StockChanged,
 };
 use crate::queue::{Claim, Revive};
 use crate::telemetry::metrics::{LateMoney, Letting, Step};
@@ -259,6 +259,7 @@ impl App {
     async fn revive_alone(&self, payment: PaymentId) -> LedgerResult<Revival> {
         match self.ledger.revive_alone(payment, QueueIsDrained, self.clock.now()).await? {
             Settled::Applied { order, .. } => {
+                self.note_revival(&order);
                 self.tell(&order);
                 Ok(Revival::Claimed)
             }
@@ -398,6 +399,18 @@ impl App {
             }
         }
         Ok(published)
+    }
+
+    /// Tells of windows that opened or closed until now, and answers when the next one will.
+    pub async fn tell_turns(&self) -> LedgerResult<Option<UnixMs>> {
+        loop {
+            let next = self.ledger.next_turn().await?;
+            let now = self.clock.now();
+            if next.is_none_or(|next| now < next) {
+                return Ok(next);
+            }
+            self.ledger.tell_turns(now).await?;
+        }
     }
 
     // Stock.
@@ -549,28 +562,6 @@ impl App {
             app.ledger.unregister(sale, buyer.clone()).await?;
             app.roster.unregister(sale, buyer.as_str());
             Ok(RegisterAnswer::Made(now))
-        })
-        .await
-    }
-
-    /// Refuses passes to a buyer until a time.
-    pub async fn block(self: &Arc<Self>, block: Block) -> LedgerResult<()> {
-        let app = Arc::clone(self);
-        self.to_the_end(async move {
-            app.ledger.block(block.clone(), app.clock.now()).await?;
-            app.roster.block(block.buyer, block.until);
-            Ok(())
-        })
-        .await
-    }
-
-    /// Lifts a block; `false` when there was none.
-    pub async fn unblock(self: &Arc<Self>, buyer: BuyerId) -> LedgerResult<bool> {
-        let app = Arc::clone(self);
-        self.to_the_end(async move {
-            let lifted = app.ledger.unblock(buyer.clone()).await?;
-            app.roster.unblock(&buyer);
-            Ok(lifted)
         })
         .await
     }

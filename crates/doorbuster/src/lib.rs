@@ -33,6 +33,9 @@ pub mod outbox;
 /// What buyers and operators do to orders and sales.
 pub mod desk;
 
+/// Marks against buyers, in the ledger and in memory.
+pub mod strikes;
+
 /// Who compares all of it.
 pub mod auditor;
 

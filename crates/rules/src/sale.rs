@@ -88,6 +88,42 @@ pub enum Phase {
     Closed,
 }
 
+impl Phase {
+    pub const ALL: [Self; 3] = [Self::Upcoming, Self::Open, Self::Closed];
+
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Upcoming => "upcoming",
+            Self::Open => "open",
+            Self::Closed => "closed",
+        }
+    }
+
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|phase| phase.as_str() == text)
+    }
+}
+
+/// What a sale's window does, as its receivers are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Turn {
+    Opened,
+    Closed,
+}
+
+impl Turn {
+    /// The event's name for its receivers. Stable.
+    #[must_use]
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Self::Opened => "sale.opened",
+            Self::Closed => "sale.closed",
+        }
+    }
+}
+
 /// `[opens_at, closes_at)`: nobody is early, nobody is late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
@@ -185,6 +221,23 @@ impl Sale {
         match self.state {
             SaleState::Ended => Phase::Closed,
             SaleState::Draft | SaleState::Published | SaleState::Paused => self.window.phase(now),
+        }
+    }
+
+    /// What is to be told now, in this order, when `told` is the phase that was told of last. Nothing is told twice, and
+    /// what came while nobody looked is told afterwards: a window that opened and closed meanwhile was open. An end by
+    /// the operator before the opening opens nothing; a later `closes_at` opens a closed window again.
+    #[must_use]
+    pub fn turns(&self, told: Phase, now: UnixMs) -> &'static [Turn] {
+        match (told, self.phase(now)) {
+            (Phase::Upcoming, Phase::Closed) if self.state != SaleState::Ended => {
+                &[Turn::Opened, Turn::Closed]
+            }
+            (Phase::Upcoming | Phase::Closed, Phase::Open) => &[Turn::Opened],
+            (Phase::Upcoming | Phase::Open, Phase::Closed) => &[Turn::Closed],
+            (Phase::Upcoming | Phase::Open | Phase::Closed, Phase::Upcoming)
+            | (Phase::Open, Phase::Open)
+            | (Phase::Closed, Phase::Closed) => &[],
         }
     }
 
@@ -465,6 +518,50 @@ mod tests {
         let mut draft = draft();
         change(&mut draft);
         draft.into_sale(SaleId(1), || OfferId(2)).expect_err("must be refused").field
+    }
+
+    /// The full table of what is told of a window.
+    #[test]
+    fn the_table_of_turns_is_exactly_this() {
+        let mut table = String::new();
+        for state in [SaleState::Published, SaleState::Paused, SaleState::Ended] {
+            for told in Phase::ALL {
+                for (when, minute) in [("before", -1), ("in", 30), ("after", 60)] {
+                    let mut sale = draft().into_sale(SaleId(1), || OfferId(2)).unwrap();
+                    sale.state = state;
+                    let turns = sale.turns(told, sale.window.opens_at.plus_ms(minute * 60_000));
+                    if !turns.is_empty() {
+                        let kinds: Vec<&str> = turns.iter().map(|turn| turn.kind()).collect();
+                        table.push_str(&format!(
+                            "{} told {} {when}: {}\n",
+                            state.as_str(),
+                            told.as_str(),
+                            kinds.join(", ")
+                        ));
+                    }
+                }
+            }
+        }
+        let expected = "\
+published told upcoming in: sale.opened
+published told upcoming after: sale.opened, sale.closed
+published told open after: sale.closed
+published told closed in: sale.opened
+paused told upcoming in: sale.opened
+paused told upcoming after: sale.opened, sale.closed
+paused told open after: sale.closed
+paused told closed in: sale.opened
+ended told upcoming before: sale.closed
+ended told upcoming in: sale.closed
+ended told upcoming after: sale.closed
+ended told open before: sale.closed
+ended told open in: sale.closed
+ended told open after: sale.closed
+";
+        assert_eq!(table, expected);
+        for phase in Phase::ALL {
+            assert_eq!(Phase::parse(phase.as_str()), Some(phase));
+        }
     }
 
     #[test]

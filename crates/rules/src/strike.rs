@@ -22,6 +22,12 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// Strikes from before this moment neither count now nor can they be part of a block that has not ended.
+    #[must_use]
+    pub fn matters_since(self, now: UnixMs) -> UnixMs {
+        now.plus_ms(self.window_ms().saturating_add(self.block_ms()).saturating_neg())
+    }
+
     fn window_ms(self) -> i64 {
         i64::from(self.window_days).saturating_mul(DAY_MS)
     }
@@ -330,6 +336,20 @@ mod tests {
             let (before, after) = (standing(policy, &strikes, None, now), standing(policy, &fewer, None, now));
             prop_assert!(after.blocked_until <= before.blocked_until);
             prop_assert!(after.strikes <= before.strikes);
+        }
+
+        #[test]
+        fn what_no_longer_matters_changes_nothing(
+            policy in some_policy(), strikes in some_strikes(), now in 0_i64..400,
+        ) {
+            let now = UnixMs(now * DAY_MS);
+            // One order strikes once.
+            let mut seen = std::collections::HashSet::new();
+            let is_first = |strike: &Strike| strike.cause == Cause::Operator || seen.insert(strike.cause);
+            let strikes: Vec<Strike> = strikes.into_iter().filter(is_first).collect();
+            let since = policy.matters_since(now);
+            let recent: Vec<Strike> = strikes.iter().copied().filter(|strike| strike.at >= since).collect();
+            prop_assert_eq!(standing(policy, &strikes, None, now), standing(policy, &recent, None, now));
         }
 
         #[test]

@@ -141,6 +141,10 @@ pub struct PassGiven {
     pub order_id: OrderId,
     #[schema(value_type = String, format = DateTime)]
     pub expires_at: UnixMs,
+    /// What the buyer should know before buying: strikes that count, and what one more would mean. Nothing for those
+    /// who have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice: Option<String>,
 }
 
 /// A sale as a page shows it: no live numbers.
@@ -211,10 +215,18 @@ pub enum AvailabilityState {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Me {
     pub buyer: String,
+    /// Orders that were won and not paid, and that still count.
     pub strikes: u32,
+    /// So many block. 0: they never do.
     pub strikes_limit: u32,
+    /// No passes before then.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub blocked_until: Option<UnixMs>,
+    /// When the oldest strike stops counting.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub next_decay_at: Option<UnixMs>,
+    /// The same in a sentence, to be shown before buying; nothing when there is nothing to say.
+    pub notice: Option<String>,
     pub registrations: Vec<RegistrationView>,
 }
 
@@ -318,11 +330,75 @@ pub struct BlockRequest {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct BlockView {
     pub buyer: String,
+    /// No passes before then.
     #[schema(value_type = String, format = DateTime)]
     pub until: UnixMs,
+    /// Of a block by hand.
     pub note: Option<String>,
     pub strikes: u32,
     pub strikes_limit: u32,
+}
+
+/// A buyer's marks: block, strikes and their history.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct MarksView {
+    pub buyer: String,
+    /// No passes before then, by hand or by strikes. `null`: not blocked.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub until: Option<UnixMs>,
+    /// The end of a block by hand, while it is in force.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub by_hand_until: Option<UnixMs>,
+    /// Of the block by hand.
+    pub note: Option<String>,
+    /// Those that count now.
+    pub strikes: u32,
+    /// So many block. 0: they never do.
+    pub strikes_limit: u32,
+    /// When the oldest strike stops counting.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub next_decay_at: Option<UnixMs>,
+    /// The last 200 strikes, newest first; also those that were lifted or no longer count.
+    pub history: Vec<StrikeView>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StrikeView {
+    pub no: u64,
+    #[schema(value_type = String, format = DateTime)]
+    pub at: UnixMs,
+    pub cause: StrikeCause,
+    /// The order that was not paid.
+    pub order_id: Option<OrderId>,
+    pub note: Option<String>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub lifted_at: Option<UnixMs>,
+    pub lifted_by: Option<StrikeLifter>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StrikeCause {
+    /// An order was won and not paid.
+    Unpaid,
+    /// The operator gave it.
+    Operator,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StrikeLifter {
+    Operator,
+    /// The order was paid after all, and a unit was free.
+    LateMoney,
+}
+
+/// What an operator sends to give a strike.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StrikeRequest {
+    #[schema(max_length = 1_000, pattern = r"^[^\x00]*$")]
+    pub note: Option<String>,
 }
 
 /// What an operator sends to be told of events.
@@ -396,6 +472,19 @@ pub struct Replayed {
     pub webhook_id: WebhookId,
     /// Events that are looked at again; of these, the webhook gets those it wants.
     pub events: u64,
+}
+
+/// What became of a test delivery.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WebhookTested {
+    pub webhook_id: WebhookId,
+    /// The `webhook-id` of the delivery, by which the receiver's log shows it.
+    pub event_id: EventId,
+    /// Whether the receiver took it.
+    pub delivered: bool,
+    /// Why not.
+    pub problem: Option<String>,
+    pub took_ms: u64,
 }
 
 /// An event that a webhook did not take in all the time it had.

@@ -377,7 +377,8 @@ impl Shop {
 
     fn mint(&self, buyer: &str) -> PassGiven {
         let order_id = OrderId(u128::try_from(self.minted.fetch_add(1, Ordering::Relaxed)).unwrap() + 100);
-        PassGiven { pass: format!("{order_id}.{buyer}"), order_id, expires_at: self.opens_at.plus_s(300) }
+        let pass = format!("{order_id}.{buyer}");
+        PassGiven { pass, order_id, expires_at: self.opens_at.plus_s(300), notice: None }
     }
 
     fn order(&self, offer: OfferId, body: &[u8]) -> Told {

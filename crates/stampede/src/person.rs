@@ -323,7 +323,7 @@ impl Person {
     }
 
     fn take_pass(&mut self, offer: OfferId, reply: &Reply, heard: &Heard) -> Result<Ticket, GaveUp> {
-        let PassGiven { pass, order_id: order, expires_at } = read(heard, "pass")?;
+        let PassGiven { pass, order_id: order, expires_at, .. } = read(heard, "pass")?;
         self.note_at(reply.asked, reply.told, What::Pass { offer, order, expires_at });
         let quantity = self.quantity();
         let body = serde_json::to_vec(&OrderRequest { pass, quantity }).unwrap_or_default();

@@ -110,7 +110,7 @@ fn advice(code: &str) -> Option<&'static str> {
     let code = Code::ALL.iter().find(|known| known.as_str() == code)?;
     Some(match code {
         Code::Unauthorized => "Set DOORBUSTER_ADMIN_KEY, or --admin-key, to the admin_key of that server.",
-        Code::NotFound => "`doorbuster sale list` and `doorbuster payments list` show what there is.",
+        Code::NotFound => "`doorbuster sale list`, `payments list` and `webhooks list` show what there is.",
         Code::WrongState | Code::NotEditable => "`doorbuster sale show ID` shows how it stands.",
         Code::InvalidRequest | Code::Malformed => "Nothing was stored. Correct it and send it again.",
         Code::StockBelowLive => "`doorbuster sale stats ID` shows how many units are free.",

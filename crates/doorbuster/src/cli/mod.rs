@@ -27,12 +27,14 @@ mod audit;
 mod completions;
 mod config;
 mod demo;
+mod events;
 mod migrate;
 mod openapi;
 mod payments;
 mod preheat;
 mod sale;
 mod serve;
+mod webhooks;
 
 /// A flash-sale ordering engine: never oversells, never strands a unit, answers at once, forgets nobody.
 #[derive(Debug, Parser)]
@@ -51,6 +53,7 @@ Examples:
   doorbuster config default > shop.toml   every setting, explained
   doorbuster serve --config shop.toml     the real thing
   doorbuster sale create night.json       a sale on the server that runs
+  doorbuster events tail                  what happens, as it happens
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a promise is violated.";
 
@@ -61,6 +64,8 @@ enum Command {
     Sale(sale::Sale),
     Preheat(preheat::Preheat),
     Payments(payments::Payments),
+    Events(events::Events),
+    Webhooks(webhooks::Webhooks),
     Audit(audit::Audit),
     Migrate(migrate::Migrate),
     Config(config::Config),
@@ -92,6 +97,8 @@ pub async fn run(cli: Cli) -> ExitCode {
         Command::Sale(command) => command.run().await,
         Command::Preheat(command) => command.run().await,
         Command::Payments(command) => command.run().await,
+        Command::Events(command) => command.run().await,
+        Command::Webhooks(command) => command.run().await,
         Command::Audit(command) => command.run().await,
         Command::Migrate(command) => command.run().await,
         Command::Config(command) => command.run(),

@@ -118,6 +118,11 @@ impl ReachOptions {
 }
 
 impl Reached {
+    /// Whether the server is one inside this process.
+    pub fn is_inside(&self) -> bool {
+        self.inside.is_some()
+    }
+
     /// Lets a server inside this process end in order.
     pub async fn leave(self) -> anyhow::Result<()> {
         let Self { client, inside } = self;

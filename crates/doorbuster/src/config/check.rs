@@ -276,6 +276,13 @@ impl Settings {
                 "demo mode or the sandbox is on and others can reach it: anybody may log in and \"pay\".",
             );
         }
+        let has_real = |providers: Providers| providers.names().next().is_some();
+        if self.payment.sandbox && Providers::new(&self.payment).is_ok_and(has_real) {
+            warn(
+                "payment.sandbox",
+                "is on beside a real provider: whoever reaches a loopback listener, also through a proxy, can \"pay\" there.",
+            );
+        }
         if same(&self.admin_key, &self.pass.secret) || same(&self.auth.hs256_secret, &self.pass.secret) {
             warn("pass.secret", "is used for something else too: who learns one secret then holds both.");
         }
@@ -476,6 +483,20 @@ mod tests {
         );
     }
 
+    const WEBHOOK_SECRET: &str = "payment.stripe.webhook_secrets=whsec_0123456789abcdef0123456789abcdef";
+
+    #[test]
+    fn a_real_provider_must_know_where_we_are() {
+        let said = problems(&["payment.stripe.secret_key=sk_test_1", WEBHOOK_SECRET]);
+        assert!(said.len() == 1 && said[0].starts_with("public_url: is needed"), "{said:?}");
+        for bad in
+            ["public_url=shop.example", "public_url=ftp://shop.example", "public_url=https://shop.example/?a"]
+        {
+            let said = problems(&[bad]);
+            assert!(said.len() == 1 && said[0].starts_with("public_url: must begin"), "{said:?}");
+        }
+    }
+
     #[test]
     fn several_problems_come_together() {
         assert_eq!(problems(&["listen=x", "gate=tape", "pass.ttl_s=5", "roles="]).len(), 3);
@@ -494,5 +515,9 @@ mod tests {
             ["listen"]
         );
         assert_eq!(warned(&["pass.secret=0123456789abcdef0123456789abcdef-admin"]), ["pass.secret"]);
+        let stripe =
+            ["payment.stripe.secret_key=sk_test_1", "public_url=https://shop.example", WEBHOOK_SECRET];
+        assert_eq!(warned(&stripe), Vec::<&str>::new());
+        assert_eq!(warned(&[&stripe[..], &["payment.sandbox=true"]].concat()), ["payment.sandbox"]);
     }
 }

@@ -189,6 +189,15 @@ pub struct StrikesSettings {
     pub block_hours: u32,
 }
 
+impl StrikesSettings {
+    /// In the words of the rules.
+    #[must_use]
+    pub fn policy(&self) -> rules::strike::Policy {
+        let Self { limit, window_days, block_hours } = *self;
+        rules::strike::Policy { limit, window_days, block_hours }
+    }
+}
+
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StorefrontSettings {

@@ -208,7 +208,7 @@ fn has_reserve(class: RequestClass, method: &Method, path: &str) -> bool {
 /// Long polls and sockets.
 fn waits<B>(request: &Request<B>) -> bool {
     let path = request.uri().path();
-    let polls = path.starts_with("/api/v1/orders/")
+    let polls = (path.starts_with("/api/v1/orders/") || path == operator::events::PATH)
         && request.uri().query().is_some_and(|query| query.contains("wait="));
     let watches = path.starts_with("/admin/v1/sales/") && path.ends_with("/stream");
     request.method() == Method::GET && (polls || watches || path == buyer::EVENTS_PATH)

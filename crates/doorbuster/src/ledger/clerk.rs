@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::{LedgerError, Record, Recorded, SqliteLedger};
 use crate::clock::Clock;
 use crate::crash;
-use crate::gate::{MemoryGate, Release, Returned};
+use crate::gate::{MemoryGate, Release, Returned, Roster};
 use crate::outbox::Hub;
 use crate::queue::{Claim, JournalHandle, Journaled, Unrecorded};
 use crate::telemetry::metrics::{Metrics, OrderOutcome, f64_of};
@@ -37,6 +37,7 @@ pub struct Clerk {
     pub journal: JournalHandle,
     pub unrecorded: Arc<Unrecorded>,
     pub hub: Arc<Hub>,
+    pub roster: Arc<Roster>,
     pub clock: Clock,
     pub metrics: Arc<Metrics>,
     /// Told after every batch: who waits for an order may look again.
@@ -139,6 +140,9 @@ impl Clerk {
             if let Recorded::NotRevived { refund: Some(reason) } = record.outcome {
                 tracing::error!(order_id = %claim.order, reason = reason.as_str(), "defect: the ledger refused late money");
                 self.metrics.ledger_refusals.inc();
+            }
+            if let (Recorded::Revived, Some(order)) = (record.outcome, &record.order) {
+                self.roster.lift_for(order, now);
             }
             self.metrics.orders.inc(outcome_of(record.outcome));
             if gives_back(record) {

@@ -54,6 +54,8 @@ pub struct Released {
     /// Whether the units are free again. Otherwise the stock was lowered by them: the gate forgets the order and gets
     /// nothing back.
     pub restock: bool,
+    /// Whether its buyer got a strike for it in the same transaction, at `order.closed_at`.
+    pub struck: bool,
 }
 
 /// Orders that were closed because nobody paid them in time.
@@ -271,6 +273,25 @@ pub enum RefundEnd {
     NotFound,
 }
 
+/// Who took a strike back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifter {
+    Operator,
+    /// Money that came late and found a unit.
+    LateMoney,
+}
+
+impl Lifter {
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "operator" => Some(Self::Operator),
+            "late_money" => Some(Self::LateMoney),
+            _ => None,
+        }
+    }
+}
+
 /// A strike as the ledger keeps it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StrikeRow {
@@ -278,6 +299,24 @@ pub struct StrikeRow {
     pub buyer: BuyerId,
     pub strike: Strike,
     pub note: Option<String>,
+    pub lifted_by: Option<Lifter>,
+}
+
+/// Which strike it is: one order strikes once, and those that the operator gave have a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StrikeOf {
+    /// By the order's number.
+    Order(u64),
+    /// By the strike's number.
+    Operator(u64),
+}
+
+/// A strike that counts, as far as a block is computed from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark<'a> {
+    pub buyer: &'a str,
+    pub of: StrikeOf,
+    pub at: UnixMs,
 }
 
 /// What `rules::strike::standing` needs to know of a buyer.
@@ -285,4 +324,21 @@ pub struct StrikeRow {
 pub struct BuyerRecord {
     pub strikes: Vec<Strike>,
     pub operator_block_until: Option<UnixMs>,
+}
+
+/// What became of letting a buyer in again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LetIn {
+    /// There was a block by the operator's hand in force.
+    pub unblocked: bool,
+    /// The strikes that were lifted, because they blocked.
+    pub lifted: Vec<StrikeOf>,
+}
+
+/// A buyer who may be blocked: by the operator's hand, or by so many strikes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub buyer: BuyerId,
+    /// The operator's note, if the operator blocks.
+    pub note: Option<String>,
 }

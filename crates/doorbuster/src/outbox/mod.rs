@@ -24,5 +24,8 @@ pub mod signature;
 /// Which webhooks an operator may name.
 pub mod endpoint;
 
+/// One delivery that an operator asks for, to see whether it arrives.
+pub mod trial;
+
 pub use dispatch::Dispatch;
 pub use hub::Hub;

@@ -177,6 +177,7 @@ async fn close(app: &Arc<App>, order: OrderId, asked: Asked) -> LedgerResult<()>
     match app.ledger.close_asked(order, asked, app.all_outages(now), now).await? {
         Lapsed::Closed { released, payment } => {
             crash::point("sweeper.lapsed");
+            app.note_strikes(std::slice::from_ref(&*released));
             app.give_back(&released);
             payment.into_iter().for_each(|payment| app.close_at_provider(*payment));
             super::note_lag(app, Some(&released), now);

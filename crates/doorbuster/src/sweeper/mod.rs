@@ -73,6 +73,7 @@ async fn close_batch(app: &App, now: UnixMs, pace: &mut Pace) -> LedgerResult<bo
         return Ok(false);
     }
     crash::point("sweeper.closed");
+    app.note_strikes(&batch.closed);
     for released in &batch.closed {
         app.give_back(released);
     }

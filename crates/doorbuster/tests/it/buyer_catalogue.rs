@@ -238,7 +238,8 @@ async fn a_buyer_sees_the_own_standing() {
     assert_code(&app.call("GET", "/api/v1/me", Some("no token"), None, 401).await, "unauthorized");
     let me = app.buyer("ann").call("GET", "/api/v1/me", None, 200).await;
     let expected = json!({
-        "buyer": "ann", "strikes": 0, "strikes_limit": 3, "blocked_until": null, "registrations": [],
+        "buyer": "ann", "strikes": 0, "strikes_limit": 3, "blocked_until": null, "next_decay_at": null,
+        "notice": null, "registrations": [],
     });
     assert_eq!(me, expected);
     let until = app.app.clock.now().plus_s(60);

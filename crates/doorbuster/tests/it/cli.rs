@@ -208,12 +208,29 @@ fn wrong_usage_ends_with_code_two() {
     run(&["sale", "show", "not-an-id"]).expect(2);
     run(&["demo", "--open-in", "soon"]).expect(2);
     run(&["demo", "--stock", "0"]).expect(2);
+    run(&["webhooks", "show", "not-an-id"]).expect(2);
+    let wrong = run(&["events", "tail", "--types", "orders"]).expect(2);
+    assert!(wrong.err.contains("order.*"), "{}", wrong.err);
+    let wrong = run(&["events", "tail", "--since", "yesterday"]).expect(2);
+    assert!(wrong.err.contains("2h"), "{}", wrong.err);
+    run(&["events", "tail", "--since", "2h", "--last", "3"]).expect(2);
     assert!(run(&["--version"]).expect(0).out.starts_with("doorbuster 0."));
 }
 
 #[test]
 fn help_has_examples_everywhere() {
-    for command in ["demo", "serve", "sale", "preheat", "migrate", "config", "openapi", "completions"] {
+    for command in [
+        "demo",
+        "serve",
+        "sale",
+        "preheat",
+        "events",
+        "webhooks",
+        "migrate",
+        "config",
+        "openapi",
+        "completions",
+    ] {
         let help = run(&[command, "--help"]).expect(0).out;
         assert!(
             help.contains(&format!("doorbuster {command}")) && help.contains("Examples:"),
@@ -288,6 +305,135 @@ fn sales_are_operated_while_no_server_runs() {
         1,
         "and is not waited for"
     );
+}
+
+fn types(said: &str) -> Vec<String> {
+    let events = said.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    events.map(|event| event["type"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn events_are_followed_on_a_running_server() {
+    let shop = Shop::new();
+    let server = shop.started();
+    let sale = shop.run_json(&["sale", "create", text(&shop.draft(7)), "--publish"]);
+    let id = sale["id"].as_str().unwrap();
+    let all = ["sale.created", "sale.published", "sale.opened"];
+    let said = shop.run(&["events", "tail", "--no-follow", "--json"]).expect(0).out;
+    assert_eq!(types(&said), all);
+    assert_eq!(
+        types(&shop.run(&["events", "tail", "--no-follow", "--json", "-n", "1"]).expect(0).out),
+        all[2..]
+    );
+    let since = shop.run(&["events", "tail", "--no-follow", "--json", "--since", "1h"]).expect(0).out;
+    assert_eq!(types(&since), all);
+    let first: Value = serde_json::from_str(said.lines().next().unwrap()).unwrap();
+    let after = first["id"].as_str().unwrap();
+    let after = shop.run(&["events", "tail", "--no-follow", "--json", "--after", after]).expect(0).out;
+    assert_eq!(types(&after), all[1..]);
+
+    let args = ["events", "tail", "--types", "sale.paused,sale.resumed", "--data-dir", shop.path()];
+    let tail = with_secrets(program(&args)).start().unwrap();
+    shop.run(&["sale", "pause", id]).expect(0);
+    let line = tail.wait_for_line("", PATIENCE).unwrap();
+    assert!(line.contains(&format!("sale.paused            sale {id}")), "{line}");
+    shop.run(&["sale", "end", id]).expect(0);
+    tail.terminate().unwrap();
+    let ended = end(&tail).expect(0);
+    assert_eq!(ended.out.lines().count(), 1, "only what was asked for: {}", ended.out);
+    server.terminate().unwrap();
+    end(&server).expect(0);
+}
+
+#[test]
+fn events_of_a_folder_without_a_server_are_shown_and_that_is_all() {
+    let shop = Shop::new();
+    assert!(shop.run(&["events", "tail"]).expect(1).err.contains("--data-dir"));
+    shop.run_json(&["sale", "create", text(&shop.draft(7))]);
+    let said = shop.run(&["events", "tail"]).expect(0);
+    assert!(
+        said.out.contains("sale.created") && said.err.contains("No server runs"),
+        "{}{}",
+        said.out,
+        said.err
+    );
+}
+
+/// An address that takes everything.
+fn taker() -> (String, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
+    use std::io::{Read as _, Write as _};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/hooks", listener.local_addr().unwrap());
+    let taken = std::sync::Arc::new(AtomicUsize::new(0));
+    let count = std::sync::Arc::clone(&taken);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut request = Vec::new();
+            // The head, and the whole body that it tells of.
+            loop {
+                let mut part = [0; 4_096];
+                let read = stream.read(&mut part).unwrap_or(0);
+                request.extend_from_slice(&part[..read]);
+                let text = String::from_utf8_lossy(&request);
+                let head = text.find("\r\n\r\n");
+                let length = text
+                    .lines()
+                    .find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+                if read == 0 || head.is_some_and(|head| request.len() >= head + 4 + length.unwrap_or(0)) {
+                    break;
+                }
+            }
+            if String::from_utf8_lossy(&request).contains("webhook.test") {
+                count.fetch_add(1, Ordering::SeqCst);
+            }
+            let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n");
+        }
+    });
+    (url, taken)
+}
+
+#[test]
+fn webhooks_are_made_tested_mended_and_removed() {
+    let shop = Shop::new();
+    let server = shop.start(&["--set", "webhooks.private_addresses=true"]);
+    server.wait_for_line("listening on http://127.0.0.1:", PATIENCE).unwrap();
+    assert!(shop.run(&["webhooks", "list"]).expect(0).out.contains("webhooks add URL"));
+    let refused = shop.run(&["webhooks", "add", "ftp://shop.example"]).expect(1);
+    assert!(
+        refused.err.contains("field: url") && refused.err.contains("Nothing was stored"),
+        "{}",
+        refused.err
+    );
+    let (url, taken) = taker();
+    let made = shop.run_json(&["webhooks", "add", &url, "--types", "order.*,sale.paused"]);
+    let id = made["id"].as_str().unwrap();
+    assert!(made["secret"].as_str().unwrap().starts_with("whsec_"));
+    assert_eq!(made["types"], json!(["order.*", "sale.paused"]));
+    let tested = shop.run(&["webhooks", "test", id]).expect(0).out;
+    assert!(tested.starts_with("It took "), "{tested}");
+    assert_eq!(taken.load(std::sync::atomic::Ordering::SeqCst), 1, "whatever types it wants");
+    let table = shop.run(&["webhooks", "list"]).expect(0).out;
+    assert!(table.contains(id) && table.contains("order.*,sale.paused") && table.contains("fine"), "{table}");
+    let rotated = shop.run_json(&["webhooks", "rotate", id]);
+    assert_ne!(rotated["secret"], made["secret"]);
+    let shown = shop.run(&["webhooks", "show", id]).expect(0).out;
+    assert!(shown.contains("the one before signs too, until"), "{shown}");
+    assert!(!shown.contains("whsec_"), "a secret is shown once");
+    assert_eq!(shop.run_json(&["webhooks", "replay", id])["events"], 0);
+    let since = shop.run_json(&["webhooks", "replay", id, "--since", "2020-01-01T00:00:00Z"]);
+    assert!(since["events"].is_u64(), "{since}");
+
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let dead = shop.run_json(&["webhooks", "add", &format!("http://{nobody}/")]);
+    let failed = shop.run(&["webhooks", "test", dead["id"].as_str().unwrap()]).expect(1);
+    assert!(failed.out.contains("It did not take") && failed.out.contains("log"), "{}", failed.out);
+    assert!(shop.run(&["webhooks", "remove", id]).expect(0).out.contains("is removed"));
+    let gone = shop.run(&["webhooks", "show", id]).expect(1);
+    assert!(gone.err.contains("webhooks list"), "{}", gone.err);
+    server.terminate().unwrap();
+    end(&server).expect(0);
 }
 
 #[test]

@@ -41,6 +41,12 @@ mod refunds;
 /// Marks against those who did not pay.
 mod strikes;
 
+/// Windows that open and close, and shelves that are empty and full again: each told once.
+mod turns;
+
+/// Events as their readers page through them, and the document that describes them.
+mod told;
+
 /// A ledger of an earlier version.
 mod upgrade;
 

@@ -71,6 +71,12 @@ mod images;
 /// Events on their way to the shop.
 mod webhooks;
 
+/// Events as operators read them.
+mod events;
+
+/// Buyers who win and do not pay.
+mod strikes;
+
 /// Planted discrepancies, and audits beside a storm.
 mod audit;
 

@@ -133,8 +133,9 @@ async fn a_buyer_is_blocked_seen_listed_and_let_in_again() {
     app.operate("DELETE", "/admin/v1/blocks/ann", None, 404).await;
     let body = json!({"until": "2100-01-01T00:00:00Z", "note": "resells"});
     let blocked = app.operate("PUT", "/admin/v1/blocks/ann", Some(&body), 200).await;
-    let wanted = json!({"buyer": "ann", "until": "2100-01-01T00:00:00.000Z", "note": "resells", "strikes": 0,
-        "strikes_limit": 3});
+    let wanted = json!({"buyer": "ann", "until": "2100-01-01T00:00:00.000Z",
+        "by_hand_until": "2100-01-01T00:00:00.000Z", "note": "resells", "strikes": 0, "strikes_limit": 3,
+        "next_decay_at": null, "history": []});
     assert_eq!(blocked, wanted);
     assert_eq!(app.operate("GET", "/admin/v1/blocks/ann", None, 200).await, wanted);
     let ann = BuyerId::parse("ann").unwrap();

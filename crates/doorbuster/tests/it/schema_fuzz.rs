@@ -27,14 +27,17 @@ mod heavy {
 
     /// Calls with rules that no JSON schema can say, so that a fitting body may still be told `422`: times in their
     /// order or ahead of now, two prices in one currency that exists, a stock that two numbers make, a length in bytes,
-    /// a quantity that each offer limits by itself, a provider that the shop has set up, a sale that must exist.
-    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 15] = [
+    /// a quantity that each offer limits by itself, a cursor of our own making, a provider that the shop has set up, a
+    /// sale that must exist.
+    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 17] = [
         ("POST", "/admin/v1/sales"),
         ("PATCH", "/admin/v1/sales/{sale}"),
         ("POST", "/admin/v1/sales/{sale}/offers"),
         ("PATCH", "/admin/v1/sales/{sale}/offers/{offer}"),
         ("POST", "/admin/v1/offers/{offer}/stock"),
         ("PUT", "/admin/v1/blocks/{buyer}"),
+        ("POST", "/admin/v1/blocks/{buyer}/strikes"),
+        ("GET", "/admin/v1/events"),
         ("POST", "/admin/v1/webhooks"),
         ("PATCH", "/admin/v1/webhooks/{webhook}"),
         ("POST", "/admin/v1/webhooks/{webhook}/replay"),
@@ -69,7 +72,8 @@ mod heavy {
     async fn the_server_does_what_its_document_says() {
         let schemathesis = schemathesis();
         // A stream or a wait that ends soon is a call like any other.
-        let app = TestApp::with(&["demo=true", "limits.stream_life_s=1", "limits.wait_s=1"]).await;
+        let settings = ["demo=true", "limits.stream_life_s=1", "limits.wait_s=1", "webhooks.timeout_s=1"];
+        let app = TestApp::with(&settings).await;
         let folder = tempfile::tempdir().unwrap();
         let settings = folder.path().join("schemathesis.toml");
         std::fs::write(&settings, configuration(&app).await).unwrap();

@@ -618,6 +618,38 @@ async fn the_example_receiver_takes_each_event_once_and_believes_nobody_else() {
     assert_eq!([outcome(sent_s + 300), outcome(sent_s + 301)], [Outcome::Repeat, Outcome::NotBelieved]);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_test_delivery_says_whether_it_arrives_and_leaves_nothing() {
+    let app = TestApp::with(&[INSIDE]).await;
+    let receiver = Receiver::willing().await;
+    let picky = json!({"url": receiver.url(), "types": ["order.paid"], "disabled": true});
+    let hook = app.operate("POST", "/admin/v1/webhooks", Some(&picky), 201).await;
+    let test = format!("{}/test", path(&hook));
+    let tested = app.operate("POST", &test, None, 200).await;
+    assert_eq!((&tested["delivered"], &tested["problem"]), (&json!(true), &Value::Null));
+    let got = receiver.asked().remove(0);
+    assert!(got.is_signed_with(hook["secret"].as_str().unwrap()));
+    assert_eq!((got.id(), &got.event()["id"]), (tested["event_id"].as_str().unwrap(), &tested["event_id"]));
+    assert_eq!(
+        (&got.body["type"], &got.event()["data"]),
+        (&json!("webhook.test"), &json!({"webhook_id": hook["id"]}))
+    );
+    receiver.becomes(|_| Reply::Status(500));
+    let tested = app.operate("POST", &test, None, 200).await;
+    assert_eq!(tested["delivered"], false);
+    assert!(tested["problem"].as_str().unwrap().contains("500"), "{tested}");
+    assert_eq!(receiver.asked().len(), 2, "sent once, whatever comes of it");
+    let seen = look(&app, &hook).await;
+    assert_eq!(
+        (&seen["waiting"], &seen["parked"], &seen["last_problem"]),
+        (&json!(0), &json!(0), &Value::Null)
+    );
+    let events = app.operate("GET", "/admin/v1/events", None, 200).await;
+    assert_eq!(events["items"], json!([]), "it is no fact");
+    app.operate("DELETE", &path(&hook), None, 204).await;
+    app.operate("POST", &test, None, 404).await;
+}
+
 #[test]
 fn the_example_receiver_gives_points_once_and_takes_them_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -718,6 +750,10 @@ mod heavy {
         assert_in_order(&receiver, orders as usize);
         let (asked, taken) = (receiver.asked().len(), receiver.taken().len());
         println!("{asked} requests for {taken} events");
-        assert_eq!(taken, 2 + 2 * orders as usize);
+        assert_eq!(
+            taken,
+            3 + 2 * orders as usize,
+            "those of the orders, and that the sale was made, shown and open"
+        );
     }
 }

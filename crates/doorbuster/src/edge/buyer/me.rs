@@ -26,12 +26,14 @@ problems! {
 pub async fn me(State(app): State<Arc<App>>, Buyer(buyer): Buyer) -> Answer {
     let registrations = app.ledger.registrations_of(buyer.clone(), REGISTRATIONS_MAX).await?;
     let view = |(sale_id, registered_at)| RegistrationView { sale_id, registered_at };
+    let standing = app.roster.standing(&buyer, app.clock.now());
     let me = Me {
         buyer: buyer.as_str().to_owned(),
-        // Strikes come with the sweeper that closes unpaid orders; until then nobody has one.
-        strikes: 0,
-        strikes_limit: app.settings.strikes.limit,
-        blocked_until: app.roster.blocked_until(&buyer, app.clock.now()),
+        strikes: standing.strikes,
+        strikes_limit: standing.limit,
+        blocked_until: standing.blocked_until,
+        next_decay_at: standing.next_decay_at,
+        notice: standing.notice().map(|notice| notice.to_string()),
         registrations: registrations.into_iter().map(view).collect(),
     };
     Ok(json(StatusCode::OK, &me))

@@ -10,6 +10,7 @@ use rules::buyer::BuyerId;
 use rules::id::OfferId;
 use rules::pass::Pass;
 use rules::sale::{Phase, RegistrationKind};
+use rules::strike::Notice;
 use rules::time::UnixMs;
 use rules::wire::{Code, PassGiven};
 use serde::Deserialize;
@@ -72,10 +73,10 @@ async fn give(
     let card = app.catalogue.offer(offer).ok_or_else(|| Refusal::new(Code::NotFound))?;
     let now = app.clock.now();
     check_time(app, &card, now)?;
-    check_standing(app, &card, &buyer, now)?;
+    let notice = check_standing(app, &card, &buyer, now)?;
     check_challenge(app, &card, &buyer, solution.as_ref())?;
     card.sale.funnel.inc(Step::Pass);
-    Ok(mint(app, &card, &buyer, now))
+    Ok(PassGiven { notice: notice.map(|notice| notice.to_string()), ..mint(app, &card, &buyer, now) })
 }
 
 /// Sales without a challenge need no body.
@@ -102,16 +103,24 @@ fn check_time(app: &App, card: &OfferCard, now: UnixMs) -> Result<(), Refusal> {
     Err(Refusal::with(Code::NotOpen, Extra { detail, retry_after_ms: Some(early_ms), ..Extra::default() }))
 }
 
-fn check_standing(app: &App, card: &OfferCard, buyer: &BuyerId, now: UnixMs) -> Result<(), Refusal> {
-    if let Some(until) = app.roster.blocked_until(buyer, now) {
-        return Err(Refusal::with(Code::Blocked, Extra { until: Some(until), ..Extra::default() }));
+/// Whether this buyer may try, and what they should know before.
+fn check_standing(
+    app: &App,
+    card: &OfferCard,
+    buyer: &BuyerId,
+    now: UnixMs,
+) -> Result<Option<Notice>, Refusal> {
+    let notice = app.roster.standing(buyer, now).notice();
+    if let Some(blocked @ Notice::Blocked { until }) = notice {
+        let detail = Some(blocked.to_string());
+        return Err(Refusal::with(Code::Blocked, Extra { detail, until: Some(until), ..Extra::default() }));
     }
     let sale = &card.sale.sale;
     let registered = match sale.registration {
         RegistrationKind::None => true,
         RegistrationKind::Required => app.roster.is_registered(sale.id, buyer.as_str()),
     };
-    if registered { Ok(()) } else { Err(Refusal::new(Code::NotRegistered)) }
+    if registered { Ok(notice) } else { Err(Refusal::new(Code::NotRegistered)) }
 }
 
 fn check_challenge(
@@ -141,7 +150,7 @@ fn mint(app: &App, card: &OfferCard, buyer: &BuyerId, now: UnixMs) -> PassGiven 
     let order_id = app.pass_keys.mint_order_id(buyer, now, rand::random());
     let expires_at = now.max(card.sale.sale.window.opens_at).plus_s(app.settings.pass.ttl_s);
     let pass = Pass { buyer: buyer.as_str(), offer: card.offer.id, order: order_id, expires_at };
-    PassGiven { pass: app.pass_keys.sign(&pass), order_id, expires_at }
+    PassGiven { pass: app.pass_keys.sign(&pass), order_id, expires_at, notice: None }
 }
 
 /// What the refusal counts as; requests that name nothing or cannot be read are in the counts of all requests.

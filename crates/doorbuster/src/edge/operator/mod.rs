@@ -7,6 +7,8 @@ mod audit;
 
 mod blocks;
 
+pub mod events;
+
 mod offers;
 
 mod orders;
@@ -99,10 +101,14 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(payments::retry))
         .routes(routes!(blocks::list))
         .routes(routes!(blocks::get, blocks::put, blocks::lift))
+        .routes(routes!(blocks::strike))
+        .routes(routes!(blocks::lift_strike))
+        .routes(routes!(events::list))
         .routes(routes!(webhooks::create, webhooks::list))
         .routes(routes!(webhooks::get, webhooks::change, webhooks::delete))
         .routes(routes!(webhooks::change_secret))
         .routes(routes!(webhooks::replay))
+        .routes(routes!(webhooks::test))
         .routes(routes!(webhooks::parked))
         .routes(routes!(audit::make, audit::list))
         .routes(routes!(audit::get))

@@ -6,7 +6,8 @@ use axum::extract::State;
 use http::StatusCode;
 use rules::id::{WebhookId, timed};
 use rules::wire::{
-    Code, Page, ParkedView, ReplayRequest, Replayed, WebhookChange, WebhookDraft, WebhookSecret, WebhookView,
+    Code, Page, ParkedView, ReplayRequest, Replayed, WebhookChange, WebhookDraft, WebhookSecret,
+    WebhookTested, WebhookView,
 };
 use serde::Deserialize;
 
@@ -21,6 +22,7 @@ use crate::ledger::LedgerResult;
 use crate::ledger::sqlite::{Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
 use crate::outbox::endpoint::{check_types, check_url};
 use crate::outbox::signature::Secret;
+use crate::outbox::trial;
 
 /// How long the secret before the last change signs too, in seconds: a day to bring the new one to every receiver.
 const PREVIOUS_SECRET_S: u32 = 86_400;
@@ -149,6 +151,17 @@ pub async fn replay(
     let replaying = async move { ledger.replay_webhook(webhook_id, since, now).await };
     let events = known(tell_couriers(&app, replaying).await?)?;
     Ok(json(StatusCode::OK, &Replayed { webhook_id, events }))
+}
+
+/// Sends one event of type `webhook.test` to this webhook now, once, whatever types it wants and also while it is
+/// disabled, and says whether the receiver took it. Events that wait are not touched.
+#[utoipa::path(
+    post, path = "/admin/v1/webhooks/{webhook}/test", tag = "operator", params(("webhook" = WebhookId, Path)),
+    responses((status = 200, body = WebhookTested), OfSecret), security(("admin_key" = []))
+)]
+pub async fn test(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<WebhookId>) -> Answer {
+    let webhook = known(app.ledger.webhook(id).await?)?;
+    Ok(json(StatusCode::OK, &trial::send(&app, &webhook).await))
 }
 
 #[derive(Debug, Deserialize, utoipa::IntoParams)]

@@ -103,7 +103,7 @@ impl SqliteLedger {
         .await
     }
 
-    /// Blocks a buyer until a time; an earlier block is replaced.
+    /// Blocks a buyer until a time; an earlier block is replaced. Ended by [`SqliteLedger::let_in`].
     pub async fn block(&self, block: Block, now: UnixMs) -> LedgerResult<()> {
         self.transact(Urgency::Settle, move |transaction| {
             transaction.execute(
@@ -111,15 +111,12 @@ impl SqliteLedger {
                  on conflict (buyer) do update set until_at = ?2, note = ?3, created_at = ?4",
                 params![block.buyer.as_str(), block.until.0, block.note, now.0],
             )?;
+            let data = serde_json::json!({"buyer": block.buyer, "until": block.until, "note": block.note});
+            transaction.execute(
+                "insert into events (type, at, data) values ('buyer.blocked', ?1, ?2)",
+                params![now.0, data.to_string()],
+            )?;
             Ok(())
-        })
-        .await
-    }
-
-    /// Lifts a block; `false` when there was none.
-    pub async fn unblock(&self, buyer: BuyerId) -> LedgerResult<bool> {
-        self.transact(Urgency::Settle, move |transaction| {
-            Ok(transaction.execute("delete from blocks where buyer = ?1", [buyer.as_str()])? == 1)
         })
         .await
     }
@@ -145,25 +142,6 @@ impl SqliteLedger {
                 .query_row(params![buyer.as_str(), now.0], read_block)
                 .optional()?;
             Ok(found)
-        })
-        .await
-    }
-
-    /// Blocks in force by buyer, those after `after`; and whether there are more.
-    pub async fn block_page(
-        &self,
-        now: UnixMs,
-        after: Option<String>,
-        limit: u32,
-    ) -> LedgerResult<(Vec<Block>, bool)> {
-        self.read(move |connection| {
-            let mut statement = connection.prepare_cached(
-                "select buyer, until_at, note from blocks
-                 where until_at > ?1 and buyer > ?2 order by buyer limit ?3",
-            )?;
-            let values = params![now.0, after.unwrap_or_default(), i64::from(limit) + 1];
-            let rows = statement.query_map(values, read_block)?;
-            Ok(page(rows.collect::<Result<_, _>>()?, limit))
         })
         .await
     }

@@ -9,10 +9,11 @@ use rules::id::{OfferId, OrderId};
 use rules::order::{self, Event, Reason, State, Status};
 use rules::strike::{Mark, mark};
 use rules::time::UnixMs;
-use rusqlite::{Connection, Transaction, params};
+use rusqlite::{Connection, Row, Transaction, params};
 
 use super::orders::{ORDER_COLUMNS, ORDER_COLUMNS_COUNT, Shelf, event_data, find, read_order, write_event};
 use super::payments::{self, PAYMENT_COLUMNS, read_payment};
+use super::shelf::{LEFT_COLUMNS, LEFT_COLUMNS_COUNT, Left};
 use super::{SqliteLedger, Urgency, column, signed, strikes};
 use crate::crash;
 use crate::ledger::money::{ClosedBatch, DuePlace, Lapsed, NextDue, Overdue, Released};
@@ -106,35 +107,61 @@ fn close_due(
     }
     let unpaid = Status { state: State::AwaitingPayment, reason: None, holds_units: true };
     let status = order::next(unpaid, Event::TimedOut).map_err(|error| LedgerError::Failed(error.into()))?;
-    let numbers = numbers(due.iter().map(|(order, _)| order));
+    let numbers = numbers(due.iter().map(|due| &due.order));
     close_rows(transaction, &numbers, due.len(), status, now)?;
-    let change_nos = return_units(transaction, &numbers)?;
-    let struck = |(order, recorded_at): &&(Order, UnixMs)| is_struck(order, *recorded_at, outages);
-    strikes::strike(transaction, &self::numbers(due.iter().filter(struck).map(|(order, _)| order)), now)?;
+    let change_nos = return_units(transaction, &numbers, now)?;
+    let struck = due.iter().filter(|due| due.is_struck(outages));
+    strikes::strike(transaction, &self::numbers(struck.map(|due| &due.order)), now)?;
     crash::point("ledger.committing");
     let is_full = u32::try_from(due.len()).is_ok_and(|found| found >= limit);
     let closed = due
         .into_iter()
-        .map(|(order, _)| Released {
-            change_no: change_nos.get(&order.offer).copied().unwrap_or(0),
-            order: Order { status, seq: order.seq + 1, closed_at: Some(now), ..order },
+        .map(|due| Released {
+            change_no: change_nos.get(&due.order.offer).copied().unwrap_or(0),
+            struck: due.is_struck(outages),
+            order: Order { status, seq: due.order.seq + 1, closed_at: Some(now), ..due.order },
             restock: true,
         })
         .collect();
     Ok(ClosedBatch { closed, is_full })
 }
 
+/// An order that is due, and what else decides about a strike.
+struct Unpaid {
+    order: Order,
+    terms: Terms,
+}
+
+struct Terms {
+    recorded_at: UnixMs,
+    rehearsal: bool,
+}
+
+impl Unpaid {
+    /// Who plays along in a rehearsal gets no mark for it.
+    fn is_struck(&self, outages: &[Outage]) -> bool {
+        let Terms { recorded_at, rehearsal } = self.terms;
+        let pay_by = self.order.pay_by.unwrap_or(recorded_at);
+        let excused = rehearsal || deadline::is_excused(recorded_at, pay_by, outages);
+        mark(Event::TimedOut, excused) == Mark::Strike
+    }
+}
+
+fn read_terms(row: &Row<'_>, index: usize) -> rusqlite::Result<Terms> {
+    Ok(Terms { recorded_at: column::time(row, index)?, rehearsal: row.get(index + 1)? })
+}
+
 /// Asks what `rules::deadline::due` asks of an order without money on its way.
-fn find_due(connection: &Connection, now: UnixMs, limit: u32) -> rusqlite::Result<Vec<(Order, UnixMs)>> {
+fn find_due(connection: &Connection, now: UnixMs, limit: u32) -> rusqlite::Result<Vec<Unpaid>> {
     let sql = format!(
-        "select {ORDER_COLUMNS}, orders.recorded_at
+        "select {ORDER_COLUMNS}, orders.recorded_at, sales.rehearsal
          from orders indexed by orders_due cross join offers using (offer_no) cross join sales using (sale_no)
          where orders.state = 'awaiting_payment' and orders.pay_by <= ?1 and {NOBODY_IS_PAYING}
          order by orders.pay_by, orders.order_no limit ?2"
     );
     let mut statement = connection.prepare_cached(&sql)?;
     let rows = statement.query_map(params![now.0, limit], |row| {
-        Ok((read_order(row)?, column::time(row, ORDER_COLUMNS_COUNT)?))
+        Ok(Unpaid { order: read_order(row)?, terms: read_terms(row, ORDER_COLUMNS_COUNT)? })
     })?;
     rows.collect()
 }
@@ -174,21 +201,28 @@ fn close_rows(
 }
 
 /// Takes the closed orders' units off the counters. Answers each offer's `change_no`.
-fn return_units(transaction: &Transaction<'_>, numbers: &str) -> LedgerResult<HashMap<OfferId, u64>> {
-    let mut statement = transaction.prepare_cached(
+fn return_units(
+    transaction: &Transaction<'_>,
+    numbers: &str,
+    now: UnixMs,
+) -> LedgerResult<HashMap<OfferId, u64>> {
+    let sql = format!(
         "update offers set live_units = live_units - returned.units, change_no = change_no + 1
          from (select offer_no, sum(quantity) as units from orders
                where order_no in (select value from json_each(?1)) group by offer_no) as returned
-         where offers.offer_no = returned.offer_no returning offer_id, change_no",
-    )?;
-    let rows =
-        statement.query_map([numbers], |row| Ok((OfferId(column::id(row, 0)?), column::number(row, 1)?)))?;
-    Ok(rows.collect::<Result<_, _>>()?)
-}
-
-fn is_struck(order: &Order, recorded_at: UnixMs, outages: &[Outage]) -> bool {
-    let pay_by = order.pay_by.unwrap_or(recorded_at);
-    mark(Event::TimedOut, deadline::is_excused(recorded_at, pay_by, outages)) == Mark::Strike
+         where offers.offer_no = returned.offer_no returning {LEFT_COLUMNS}, offer_id, change_no"
+    );
+    let mut statement = transaction.prepare_cached(&sql)?;
+    let rows = statement.query_map([numbers], |row| {
+        let change =
+            (OfferId(column::id(row, LEFT_COLUMNS_COUNT)?), column::number(row, LEFT_COLUMNS_COUNT + 1)?);
+        Ok((Left::read(row)?, change))
+    })?;
+    let moved: Vec<(Left, (OfferId, u64))> = rows.collect::<Result<_, _>>()?;
+    for (left, _) in &moved {
+        left.tell(transaction, now)?;
+    }
+    Ok(moved.into_iter().map(|(_, change)| change).collect())
 }
 
 fn close_asked(
@@ -207,20 +241,26 @@ fn close_asked(
         Due::Close => {}
         due @ (Due::NotBefore(_) | Due::Ask | Due::Settle) => return Ok(Lapsed::NotNow(due)),
     }
-    let recorded_at = recorded_at(transaction, id)?;
+    let terms = terms_of(transaction, id)?;
     let change_no = write_event(transaction, &mut order, Event::TimedOut, Shelf::Same, now)?;
     let payment = payments::close_open(transaction, id, now)?;
-    if is_struck(&order, recorded_at, outages) {
-        strikes::strike(transaction, &numbers(std::iter::once(&order)), now)?;
+    let unpaid = Unpaid { order, terms };
+    let struck = unpaid.is_struck(outages);
+    if struck {
+        strikes::strike(transaction, &numbers(std::iter::once(&unpaid.order)), now)?;
     }
     crash::point("ledger.committing");
-    Ok(Lapsed::Closed { released: Box::new(Released { order, change_no, restock: true }), payment })
+    let released = Released { order: unpaid.order, change_no, restock: true, struck };
+    Ok(Lapsed::Closed { released: Box::new(released), payment })
 }
 
-fn recorded_at(connection: &Connection, id: OrderId) -> rusqlite::Result<UnixMs> {
+fn terms_of(connection: &Connection, id: OrderId) -> rusqlite::Result<Terms> {
     connection
-        .prepare_cached("select recorded_at from orders where order_id = ?1")?
-        .query_row([id.to_bytes()], |row| column::time(row, 0))
+        .prepare_cached(
+            "select orders.recorded_at, sales.rehearsal
+             from orders join offers using (offer_no) join sales using (sale_no) where order_id = ?1",
+        )?
+        .query_row([id.to_bytes()], |row| read_terms(row, 0))
 }
 
 /// Walks over what is due, not over all that are being paid: of the former little is left, the latter may be a crowd.

@@ -18,14 +18,14 @@ use crate::ledger::LedgerResult;
 const DROPPED_AT_ONCE: u32 = 2_000;
 
 /// The columns of an event, in the order [`read_event`] takes them, and its track.
-const EVENT_COLUMNS: &str =
+pub(super) const EVENT_COLUMNS: &str =
     "e.event_no, e.type, e.at, s.sale_id, f.offer_id, o.order_id, e.seq, e.data, o.buyer,
     o.quantity, f.price_amount, f.currency, coalesce(e.order_no, -e.sale_no, 0)";
 
 /// Where an event's columns end and a query's own begin.
 const EVENT_COLUMNS_END: usize = 13;
 
-const EVENT_TABLES: &str = "left join sales s on s.sale_no = e.sale_no
+pub(super) const EVENT_TABLES: &str = "left join sales s on s.sale_no = e.sale_no
     left join offers f on f.offer_no = e.offer_no left join orders o on o.order_no = e.order_no";
 
 /// A fact, as its receivers see it.
@@ -243,7 +243,7 @@ fn read_outgoing(row: &Row<'_>, ledger: &[u8; 16], past: Past) -> rusqlite::Resu
     Ok(Outgoing { event: read_event(row, ledger)?, track: row.get(EVENT_COLUMNS_END - 1)?, past })
 }
 
-fn read_event(row: &Row<'_>, ledger: &[u8; 16]) -> rusqlite::Result<Event> {
+pub(super) fn read_event(row: &Row<'_>, ledger: &[u8; 16]) -> rusqlite::Result<Event> {
     let id = |index: usize| -> rusqlite::Result<Option<u128>> {
         Ok(row.get::<_, Option<[u8; 16]>>(index)?.map(u128::from_be_bytes))
     };

@@ -21,7 +21,13 @@ mod sales;
 
 mod settling;
 
+mod shelf;
+
 mod strikes;
+
+mod tail;
+
+mod turns;
 
 mod webhooks;
 
@@ -29,6 +35,7 @@ pub use buyers::Answer;
 pub use events::{Event, Fate, Outgoing, Past, Settled, Settlement, Taken};
 pub use orders::Remembered;
 pub use sales::OfferRow;
+pub use tail::EventPage;
 pub use webhooks::{ParkedEvent, Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
 
 use std::path::{Path, PathBuf};
@@ -51,6 +58,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0003_money.sql"),
     include_str!("../../../migrations/sqlite/0004_webhooks.sql"),
     include_str!("../../../migrations/sqlite/0005_outages.sql"),
+    include_str!("../../../migrations/sqlite/0006_marks.sql"),
     include_str!("../../../migrations/sqlite/0008_audits.sql"),
 ];
 

@@ -9,13 +9,15 @@ use rules::deadline::{Asked, OnTheWay};
 use rules::id::{IdMap, OfferId, OrderId, PaymentId, SaleId};
 use rules::money::Money;
 use rules::order::{self, Event, Reason, State, Status, Version};
+use rules::sale::Phase;
 use rules::time::UnixMs;
 use rusqlite::types::Value;
 use rusqlite::{
     CachedStatement, Connection, OptionalExtension as _, Row, Transaction, params, params_from_iter,
 };
 
-use super::{SqliteLedger, Urgency, column, payments, settling, signed};
+use super::shelf::{LEFT_COLUMNS, LEFT_COLUMNS_COUNT, Left};
+use super::{SqliteLedger, Urgency, column, payments, settling, signed, turns};
 use crate::crash;
 use crate::ledger::money::Released;
 use crate::ledger::{Cancelled, LedgerError, LedgerResult, Order, OrderPage, OrderSearch, Record, Recorded};
@@ -165,6 +167,8 @@ struct OfferBooks {
     sale: SaleId,
     price: Money,
     pay_within_s: u32,
+    /// The phase of the sale's window that was told of last.
+    told: Phase,
     /// Units that are still to be had, as the batch goes on.
     left: u32,
     /// Units taken by this batch.
@@ -182,7 +186,11 @@ fn record(
     let mut books = Books::default();
     for (_, claim) in batch {
         if let Entry::Vacant(entry) = books.entry(claim.offer) {
-            entry.insert(read_books(transaction, claim.offer)?);
+            let offer = entry.insert(read_books(transaction, claim.offer)?);
+            if let Some(OfferBooks { sale, told: Phase::Upcoming, .. }) = offer {
+                // Nobody hears of an order before its sale is open.
+                turns::tell_now(transaction, *sale, now)?;
+            }
         }
     }
     let fits = who_fits(transaction, batch, &mut books)?;
@@ -203,7 +211,7 @@ fn record(
     drop(pen);
     insert_events(transaction, now)?;
     for offer in books.values().flatten().filter(|offer| offer.taken > 0) {
-        move_counter(transaction, offer)?;
+        move_counter(transaction, offer, now)?;
     }
     let last = batch.iter().map(|(seq, _)| *seq).max().unwrap_or(0);
     transaction.prepare_cached("update identity set cursor = max(cursor, ?1)")?.execute([signed(last)])?;
@@ -249,7 +257,7 @@ fn is_repeat(claim: &Claim, order: &Order) -> bool {
 fn read_books(transaction: &Transaction<'_>, offer: OfferId) -> rusqlite::Result<Option<OfferBooks>> {
     transaction
         .prepare_cached(
-            "select offer_no, sale_id, price_amount, currency, pay_within_s, stock - live_units
+            "select offer_no, sale_id, price_amount, currency, pay_within_s, stock - live_units, told_phase
              from offers join sales using (sale_no) where offer_id = ?1",
         )?
         .query_row([offer.to_bytes()], |row| {
@@ -262,6 +270,7 @@ fn read_books(transaction: &Transaction<'_>, offer: OfferId) -> rusqlite::Result
                 },
                 pay_within_s: column::count(row, 4)?,
                 left: column::count(row, 5)?,
+                told: column::word(row, 6, Phase::parse)?,
                 taken: 0,
             })
         })
@@ -405,17 +414,21 @@ pub(super) fn event_data(status: Status) -> String {
 }
 
 /// The guard: if the counter cannot take what the batch inserted, the whole batch is undone.
-fn move_counter(transaction: &Transaction<'_>, offer: &OfferBooks) -> LedgerResult<()> {
+fn move_counter(transaction: &Transaction<'_>, offer: &OfferBooks, now: UnixMs) -> LedgerResult<()> {
+    let sql = format!(
+        "update offers set live_units = live_units + ?1, change_no = change_no + 1
+         where offer_no = ?2 and live_units + ?1 <= stock returning {LEFT_COLUMNS}"
+    );
     let moved = transaction
-        .prepare_cached(
-            "update offers set live_units = live_units + ?1, change_no = change_no + 1
-             where offer_no = ?2 and live_units + ?1 <= stock",
-        )?
-        .execute(params![offer.taken, offer.offer_no])?;
-    if moved == 1 {
-        Ok(())
-    } else {
-        Err(LedgerError::Failed(anyhow::anyhow!("offer {} would be oversold by this batch", offer.offer_no)))
+        .prepare_cached(&sql)?
+        .query_row(params![offer.taken, offer.offer_no], Left::read)
+        .optional()?;
+    match moved {
+        Some(left) => left.tell(transaction, now),
+        None => Err(LedgerError::Failed(anyhow::anyhow!(
+            "offer {} would be oversold by this batch",
+            offer.offer_no
+        ))),
     }
 }
 
@@ -440,7 +453,8 @@ fn cancel(
     }
     let change_no = write_event(transaction, &mut order, Event::Cancelled, Shelf::Same, now)?;
     let payment = payments::close_open(transaction, id, now)?;
-    Ok(Cancelled::Closed { released: Box::new(Released { order, change_no, restock: true }), payment })
+    let released = Released { order, change_no, restock: true, struck: false };
+    Ok(Cancelled::Closed { released: Box::new(released), payment })
 }
 
 /// What happens to the offer's stock when an order lets go of its units.
@@ -479,7 +493,7 @@ pub(super) fn write_event(
              from orders join offers using (offer_no) where order_no = ?1",
         )?
         .execute(params![signed(order.no), event.kind(), now.0, event_data(order.status)])?;
-    move_units(transaction, &before, order, shelf)
+    move_units(transaction, &before, order, shelf, now)
 }
 
 fn write_row(transaction: &Transaction<'_>, order: &Order, seq_before: u32) -> LedgerResult<()> {
@@ -514,20 +528,24 @@ fn move_units(
     before: &Order,
     after: &Order,
     shelf: Shelf,
+    now: UnixMs,
 ) -> LedgerResult<u64> {
     let live = live_units(after) - live_units(before);
     let paid = paid_units(after) - paid_units(before);
     let stock = if shelf == Shelf::Lowered { live } else { 0 };
-    let change_no = transaction
-        .prepare_cached(
-            "update offers set live_units = live_units + ?2, paid_units = paid_units + ?3, stock = stock + ?4,
-                 change_no = change_no + (?2 <> 0)
-             where offer_no = (select offer_no from orders where order_no = ?1) returning change_no",
-        )?
-        .query_row(params![signed(after.no), live, paid, stock], |row| column::number(row, 0))?;
+    let sql = format!(
+        "update offers set live_units = live_units + ?2, paid_units = paid_units + ?3, stock = stock + ?4,
+             change_no = change_no + (?2 <> 0)
+         where offer_no = (select offer_no from orders where order_no = ?1) returning {LEFT_COLUMNS}, change_no"
+    );
+    let (left, change_no) =
+        transaction.prepare_cached(&sql)?.query_row(params![signed(after.no), live, paid, stock], |row| {
+            Ok((Left::read(row)?, column::number(row, LEFT_COLUMNS_COUNT)?))
+        })?;
     if stock != 0 {
         note_stock(transaction, after, stock)?;
     }
+    left.tell(transaction, now)?;
     Ok(change_no)
 }
 

@@ -192,7 +192,7 @@ fn done(transaction: &Transaction<'_>, mut payment: Payment, now: UnixMs) -> Led
         Some(mut order) => {
             let shelf = if payment.restock { Shelf::Same } else { Shelf::Lowered };
             let change_no = write_event(transaction, &mut order, OrderEvent::RefundDone, shelf, now)?;
-            Some(Box::new(Released { order, change_no, restock: payment.restock }))
+            Some(Box::new(Released { order, change_no, restock: payment.restock, struck: false }))
         }
     };
     if released.is_none() {

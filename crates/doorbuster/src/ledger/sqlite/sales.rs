@@ -2,16 +2,24 @@
 
 use rules::id::{OfferId, SaleId};
 use rules::money::{Currency, Money};
-use rules::sale::{ChallengeKind, Offer, RegistrationKind, STOCK_MAX, Sale, SaleAction, SaleState, Window};
+use rules::sale::{
+    ChallengeKind, Offer, Phase, RegistrationKind, STOCK_MAX, Sale, SaleAction, SaleState, Window,
+};
 use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
 use super::buyers::remember;
-use super::{SqliteLedger, Urgency, column, signed};
+use super::shelf::Left;
+use super::{SqliteLedger, Urgency, column, signed, turns};
 use crate::ledger::{Changed, Counters, ImageCopy, KeyedAnswer, LedgerResult, SalePage, StockChanged};
 
-const SALE_COLUMNS: &str = "sale_no, sale_id, state, title, opens_at, closes_at, pay_within_s, challenge,
+/// The columns of a sale, in the order [`read_sale_row`] takes them.
+pub(super) const SALE_COLUMNS: &str =
+    "sale_no, sale_id, state, title, opens_at, closes_at, pay_within_s, challenge,
     registration, registration_opens_at, registration_closes_at, publish_at, rehearsal";
+
+/// How many they are: what is selected beside a sale begins here.
+pub(super) const SALE_COLUMNS_COUNT: usize = 13;
 
 /// An offer's number in this ledger, with its counters: what the gate is seeded from.
 #[derive(Clone, Copy, Debug)]
@@ -52,8 +60,11 @@ impl SqliteLedger {
             let Some(before) = read_sale(transaction, id)? else { return Ok(Changed::NotFound) };
             let changed = change(before.clone());
             if let Changed::Done(after) = &changed {
+                // What the clock did to the window as it was comes first: another window may take its place.
+                let told = turns::tell(transaction, &before, turns::told_phase(transaction, id)?, now)?;
                 write_sale(transaction, &before, after)?;
                 note(transaction, "sale.changed", id, now)?;
+                turns::tell(transaction, after, told, now)?;
                 answer.map_or(Ok(()), |answer| remember(transaction, &answer, now))?;
             }
             Ok(changed)
@@ -74,7 +85,11 @@ impl SqliteLedger {
             if state == sale.state {
                 return Ok(Changed::Done(sale));
             }
-            sale.state = state;
+            let told = turns::tell(transaction, &sale, turns::told_phase(transaction, id)?, now)?;
+            // A window that is over when its sale is published never opens.
+            let is_late = sale.state == SaleState::Draft && sale.phase(now) == Phase::Closed;
+            let told = if is_late { Phase::Open } else { told };
+            let before = std::mem::replace(&mut sale.state, state);
             transaction.execute(
                 "update sales set state = ?2, publish_at = null where sale_id = ?1",
                 params![id.to_bytes(), state.as_str()],
@@ -82,11 +97,13 @@ impl SqliteLedger {
             sale.publish_at = None;
             let kind = match state {
                 SaleState::Draft => "sale.changed",
+                SaleState::Published if before == SaleState::Paused => "sale.resumed",
                 SaleState::Published => "sale.published",
                 SaleState::Paused => "sale.paused",
                 SaleState::Ended => "sale.ended",
             };
             note(transaction, kind, id, now)?;
+            turns::tell(transaction, &sale, told, now)?;
             Ok(Changed::Done(sale))
         })
         .await
@@ -265,11 +282,14 @@ fn change_stock(
 ) -> LedgerResult<StockChanged> {
     let counters = transaction
         .prepare_cached(
-            "select offer_id, stock, live_units, paid_units, change_no, offer_no from offers where offer_id = ?1",
+            "select offer_id, stock, live_units, paid_units, change_no, offer_no, sold_out
+             from offers where offer_id = ?1",
         )?
-        .query_row([offer.to_bytes()], |row| Ok((read_counters(row, 0)?, row.get::<_, i64>(5)?)))
+        .query_row([offer.to_bytes()], |row| {
+            Ok((read_counters(row, 0)?, row.get::<_, i64>(5)?, row.get::<_, bool>(6)?))
+        })
         .optional()?;
-    let Some((counters, offer_no)) = counters else { return Ok(StockChanged::NotFound) };
+    let Some((counters, offer_no, told_sold_out)) = counters else { return Ok(StockChanged::NotFound) };
     let earlier: Option<(i64, u32)> = transaction
         .prepare_cached(
             "select change, stock_after from stock_changes where offer_no = ?1 and change_id = ?2",
@@ -301,6 +321,8 @@ fn change_stock(
          select 'offer.stock_changed', ?2, sale_no, offer_no, ?3 from offers where offer_no = ?1",
         params![offer_no, now.0, format!(r#"{{"change":{change},"stock":{stock}}}"#)],
     )?;
+    let units = i64::from(stock) - i64::from(counters.live_units);
+    Left { offer_no, units, told_sold_out }.tell(transaction, now)?;
     Ok(StockChanged::Done { stock, change_no, before: false })
 }
 
@@ -445,7 +467,7 @@ fn read_sale_page(
     Ok(SalePage { sales, next: last.filter(|_| more) })
 }
 
-fn read_sale_row(row: &Row<'_>) -> rusqlite::Result<(i64, Sale)> {
+pub(super) fn read_sale_row(row: &Row<'_>) -> rusqlite::Result<(i64, Sale)> {
     let sale = Sale {
         id: SaleId(column::id(row, 1)?),
         state: column::word(row, 2, SaleState::parse)?,

@@ -3,17 +3,18 @@
 use rules::buyer::BuyerId;
 use rules::id::OrderId;
 use rules::order::Event;
-use rules::strike::{Cause, Mark, Strike, mark};
+use rules::strike::{Cause, Mark as Marking, Policy, Strike, mark, standing};
 use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
-use super::buyers::remember;
+use super::buyers::{page, remember};
 use super::{SqliteLedger, Urgency, column, signed};
-use crate::ledger::money::{BuyerRecord, StrikeRow};
+use crate::ledger::money::{BuyerRecord, Candidate, LetIn, Lifter, Mark, StrikeOf, StrikeRow};
 use crate::ledger::{KeyedAnswer, LedgerResult, Order};
 
 const STRIKE_COLUMNS: &str =
-    "strikes.strike_no, strikes.buyer, orders.order_id, strikes.struck_at, strikes.lifted_at, strikes.note";
+    "strikes.strike_no, strikes.buyer, orders.order_id, strikes.struck_at, strikes.lifted_at,
+    strikes.note, strikes.lifted_by";
 
 /// The numbers of a buyer's (`?1`) strikes: those of the buyer's orders, and those that the operator gave.
 const STRIKES_OF_BUYER: &str = "select strike_no from orders cross join strikes using (order_no) where orders.buyer = ?1
@@ -28,39 +29,58 @@ impl SqliteLedger {
     /// What decides whether a buyer is blocked, at one moment: the strikes since `since` that were not lifted, and the
     /// operator's own block.
     pub async fn record_of(&self, buyer: BuyerId, since: UnixMs) -> LedgerResult<BuyerRecord> {
-        self.read(move |connection| {
-            let mut statement = connection.prepare_cached(&format!(
-                "select {STRIKE_COLUMNS} from strikes left join orders using (order_no)
-                 where strike_no in ({STRIKES_OF_BUYER}) and struck_at >= ?2 and lifted_at is null
-                 order by strike_no"
-            ))?;
-            let rows = statement.query_map(params![buyer.as_str(), since.0], read_strike)?;
-            let strikes = rows.map(|row| row.map(|row| row.strike)).collect::<Result<_, _>>()?;
-            let operator_block_until = connection
-                .prepare_cached("select until_at from blocks where buyer = ?1")?
-                .query_row([buyer.as_str()], |row| column::time(row, 0))
-                .optional()?;
-            Ok(BuyerRecord { strikes, operator_block_until })
-        })
-        .await
+        self.read(move |connection| Ok(read_record(connection, &buyer, since)?)).await
     }
 
     /// Every strike since `since` that was not lifted, oldest first; `visit` runs on a reading thread.
     pub async fn strikes_since(
         &self,
         since: UnixMs,
-        mut visit: impl FnMut(StrikeRow) + Send + 'static,
+        mut visit: impl FnMut(&Mark<'_>) + Send + 'static,
     ) -> LedgerResult<()> {
         self.read(move |connection| {
-            let mut statement = connection.prepare(&format!(
-                "select {STRIKE_COLUMNS} from strikes left join orders using (order_no)
-                 where struck_at >= ?1 and lifted_at is null order by strike_no"
-            ))?;
+            let mut statement = connection.prepare(
+                "select buyer, order_no, strike_no, struck_at from strikes indexed by strikes_counting
+                 where struck_at >= ?1 and lifted_at is null order by struck_at, strike_no",
+            )?;
             let mut rows = statement.query([since.0])?;
             while let Some(row) = rows.next()? {
-                visit(read_strike(row)?);
+                let buyer = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
+                visit(&Mark { buyer, of: read_of(row, 1)?, at: column::time(row, 3)? });
             }
             Ok(())
+        })
+        .await
+    }
+
+    /// Buyers who may be blocked, by their names, those after `after`; and whether there are more. Blocked by the
+    /// operator, or by `limit_strikes` strikes since `since`; whether these really block is for the rules to say.
+    pub async fn block_candidates(
+        &self,
+        (now, since): (UnixMs, UnixMs),
+        limit_strikes: u32,
+        after: Option<String>,
+        limit: u32,
+    ) -> LedgerResult<(Vec<Candidate>, bool)> {
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "select candidates.buyer, blocks.note from (
+                     select buyer from blocks where until_at > ?1
+                     union
+                     -- A limit of 0 never blocks.
+                     select buyer from strikes indexed by strikes_counting
+                     where struck_at >= ?2 and lifted_at is null and ?3 > 0 group by buyer having count(*) >= ?3
+                 ) as candidates
+                 left join blocks on blocks.buyer = candidates.buyer and blocks.until_at > ?1
+                 where candidates.buyer > ?4 order by candidates.buyer limit ?5",
+            )?;
+            let values =
+                params![now.0, since.0, limit_strikes, after.unwrap_or_default(), i64::from(limit) + 1];
+            let rows = statement.query_map(values, |row| {
+                let buyer = column::word(row, 0, |text| BuyerId::parse(text).ok())?;
+                Ok(Candidate { buyer, note: row.get(1)? })
+            })?;
+            Ok(page(rows.collect::<Result<_, _>>()?, limit))
         })
         .await
     }
@@ -71,8 +91,8 @@ impl SqliteLedger {
         &self,
         buyer: BuyerId,
         note: Option<String>,
-        answer: Option<KeyedAnswer>,
         now: UnixMs,
+        answer: impl FnOnce(&StrikeRow) -> Option<KeyedAnswer> + Send + 'static,
     ) -> LedgerResult<StrikeRow> {
         self.transact(Urgency::Settle, move |transaction| {
             transaction.execute(
@@ -81,34 +101,59 @@ impl SqliteLedger {
             )?;
             let no = u64::try_from(transaction.last_insert_rowid()).unwrap_or(0);
             transaction.execute(
-                "insert into events (type, at, data) values ('buyer.struck', ?1, json_object('buyer', ?2))",
-                params![now.0, buyer.as_str()],
+                "insert into events (type, at, data)
+                 values ('buyer.struck', ?1, json_object('buyer', ?2, 'strike', ?3, 'cause', 'operator', 'note', ?4))",
+                params![now.0, buyer.as_str(), signed(no), note],
             )?;
-            answer.map_or(Ok(()), |answer| remember(transaction, &answer, now))?;
             let strike = Strike { cause: Cause::Operator, at: now, lifted_at: None };
-            Ok(StrikeRow { no, buyer, strike, note })
+            let row = StrikeRow { no, buyer, strike, note, lifted_by: None };
+            answer(&row).map_or(Ok(()), |answer| remember(transaction, &answer, now))?;
+            Ok(row)
         })
         .await
     }
 
-    /// Lifts one strike of a buyer by the operator's hand. `false` when there is none of that number that counts; so a
+    /// Lifts one strike of a buyer by the operator's hand. `None` when there is none of that number that counts; so a
     /// retry is harmless. Durable when it returns.
-    pub async fn lift_strike(&self, buyer: BuyerId, no: u64, now: UnixMs) -> LedgerResult<bool> {
+    pub async fn lift_strike(&self, buyer: BuyerId, no: u64, now: UnixMs) -> LedgerResult<Option<StrikeOf>> {
         self.transact(Urgency::Settle, move |transaction| {
             let lifted = lift(transaction, "strike_no = ?2 and buyer = ?1", &buyer, signed(no), now)?;
-            Ok(lifted == 1)
+            Ok(lifted.first().copied())
         })
         .await
     }
 
-    /// Lifts all strikes of a buyer, which ends a block that they caused. Answers how many; a retry lifts none.
-    pub async fn lift_strikes(&self, buyer: BuyerId, now: UnixMs) -> LedgerResult<usize> {
-        self.transact(Urgency::Settle, move |transaction| {
-            let all = format!("strike_no in ({STRIKES_OF_BUYER}) and strike_no > ?2");
-            lift(transaction, &all, &buyer, 0, now)
-        })
-        .await
+    /// Lets a buyer in again: ends a block by the operator's hand, and, if the buyer's strikes block by `policy`, lifts
+    /// them all. Durable when it returns; a retry finds nothing to do.
+    pub async fn let_in(&self, buyer: BuyerId, policy: Policy, now: UnixMs) -> LedgerResult<LetIn> {
+        self.transact(Urgency::Settle, move |transaction| let_in(transaction, &buyer, policy, now)).await
     }
+}
+
+fn let_in(
+    transaction: &Transaction<'_>,
+    buyer: &BuyerId,
+    policy: Policy,
+    now: UnixMs,
+) -> LedgerResult<LetIn> {
+    let unblocked = transaction
+        .execute("delete from blocks where buyer = ?1 and until_at > ?2", params![buyer.as_str(), now.0])?
+        == 1;
+    if unblocked {
+        transaction.execute(
+            "insert into events (type, at, data) values ('buyer.unblocked', ?1, json_object('buyer', ?2))",
+            params![now.0, buyer.as_str()],
+        )?;
+    }
+    let record = read_record(transaction, buyer, policy.matters_since(now))?;
+    let lifted = match standing(policy, &record.strikes, None, now).blocked_until {
+        None => Vec::new(),
+        Some(_) => {
+            let all = format!("strike_no in ({STRIKES_OF_BUYER}) and strike_no > ?2");
+            lift(transaction, &all, buyer, 0, now)?
+        }
+    };
+    Ok(LetIn { unblocked, lifted })
 }
 
 fn lift(
@@ -117,24 +162,32 @@ fn lift(
     buyer: &BuyerId,
     number: i64,
     now: UnixMs,
-) -> LedgerResult<usize> {
-    let lifted = transaction.execute(
-        &format!(
-            "update strikes set lifted_at = ?3, lifted_by = 'operator' where {which} and lifted_at is null"
-        ),
-        params![buyer.as_str(), number, now.0],
-    )?;
-    if lifted > 0 {
-        note_lifted(transaction, buyer, now)?;
+) -> LedgerResult<Vec<StrikeOf>> {
+    let mut statement = transaction.prepare_cached(&format!(
+        "update strikes set lifted_at = ?3, lifted_by = 'operator' where {which} and lifted_at is null
+         returning order_no, strike_no"
+    ))?;
+    let rows = statement.query_map(params![buyer.as_str(), number, now.0], |row| {
+        Ok((row.get::<_, i64>(1)?, read_of(row, 0)?))
+    })?;
+    let lifted: Vec<(i64, StrikeOf)> = rows.collect::<Result<_, _>>()?;
+    for (strike_no, _) in &lifted {
+        note_lifted(transaction, *strike_no, now)?;
     }
-    Ok(lifted)
+    Ok(lifted.into_iter().map(|(_, of)| of).collect())
 }
 
-fn note_lifted(transaction: &Transaction<'_>, buyer: &BuyerId, now: UnixMs) -> LedgerResult<()> {
-    transaction.execute(
-        "insert into events (type, at, data) values ('buyer.strike_lifted', ?1, json_object('buyer', ?2))",
-        params![now.0, buyer.as_str()],
-    )?;
+/// Not one of the order's own facts, so without a `seq` of its own.
+fn note_lifted(transaction: &Transaction<'_>, strike_no: i64, now: UnixMs) -> LedgerResult<()> {
+    transaction
+        .prepare_cached(
+            "insert into events (type, at, sale_no, offer_no, order_no, data)
+             select 'buyer.strike_lifted', ?2, sale_no, offer_no, orders.order_no,
+                 json_object('buyer', strikes.buyer, 'strike', strike_no, 'by', lifted_by)
+             from strikes left join orders on orders.order_no = strikes.order_no left join offers using (offer_no)
+             where strike_no = ?1",
+        )?
+        .execute(params![strike_no, now.0])?;
     Ok(())
 }
 
@@ -151,9 +204,10 @@ pub(super) fn strike(transaction: &Transaction<'_>, orders: &str, now: UnixMs) -
     transaction
         .prepare_cached(
             "insert into events (type, at, sale_no, offer_no, order_no, data)
-             select 'buyer.struck', ?2, sale_no, offer_no, order_no, json_object('buyer', buyer)
-             from orders join offers using (offer_no)
-             where order_no in (select value from json_each(?1)) order by order_no",
+             select 'buyer.struck', ?2, sale_no, offer_no, orders.order_no,
+                 json_object('buyer', strikes.buyer, 'strike', strike_no, 'cause', 'unpaid')
+             from orders cross join strikes on strikes.order_no = orders.order_no join offers using (offer_no)
+             where orders.order_no in (select value from json_each(?1)) order by orders.order_no",
         )?
         .execute(params![orders, now.0])?;
     Ok(())
@@ -166,18 +220,32 @@ pub(super) fn lift_for(
     event: Event,
     now: UnixMs,
 ) -> LedgerResult<()> {
-    if mark(event, false) != Mark::Lift {
+    if mark(event, false) != Marking::Lift {
         return Ok(());
     }
-    let lifted = transaction
+    let lifted: Option<i64> = transaction
         .prepare_cached(
-            "update strikes set lifted_at = ?2, lifted_by = 'late_money' where order_no = ?1 and lifted_at is null",
+            "update strikes set lifted_at = ?2, lifted_by = 'late_money'
+             where order_no = ?1 and lifted_at is null returning strike_no",
         )?
-        .execute(params![signed(order.no), now.0])?;
-    if lifted > 0 {
-        note_lifted(transaction, &order.buyer, now)?;
-    }
-    Ok(())
+        .query_row(params![signed(order.no), now.0], |row| row.get(0))
+        .optional()?;
+    lifted.map_or(Ok(()), |strike_no| note_lifted(transaction, strike_no, now))
+}
+
+fn read_record(connection: &Connection, buyer: &BuyerId, since: UnixMs) -> rusqlite::Result<BuyerRecord> {
+    let mut statement = connection.prepare_cached(&format!(
+        "select {STRIKE_COLUMNS} from strikes left join orders using (order_no)
+         where strike_no in ({STRIKES_OF_BUYER}) and struck_at >= ?2 and lifted_at is null
+         order by strike_no"
+    ))?;
+    let rows = statement.query_map(params![buyer.as_str(), since.0], read_strike)?;
+    let strikes = rows.map(|row| row.map(|row| row.strike)).collect::<Result<_, _>>()?;
+    let operator_block_until = connection
+        .prepare_cached("select until_at from blocks where buyer = ?1")?
+        .query_row([buyer.as_str()], |row| column::time(row, 0))
+        .optional()?;
+    Ok(BuyerRecord { strikes, operator_block_until })
 }
 
 fn find_of(connection: &Connection, buyer: &BuyerId, limit: u32) -> rusqlite::Result<Vec<StrikeRow>> {
@@ -199,5 +267,18 @@ fn read_strike(row: &Row<'_>) -> rusqlite::Result<StrikeRow> {
             lifted_at: column::time_option(row, 4)?,
         },
         note: row.get(5)?,
+        lifted_by: match row.get_ref(6)?.as_str_or_null()? {
+            None => None,
+            Some(text) => Some(Lifter::parse(text).ok_or_else(|| column::unknown_word(6))?),
+        },
+    })
+}
+
+/// The order's number and, after it, the strike's own.
+fn read_of(row: &Row<'_>, index: usize) -> rusqlite::Result<StrikeOf> {
+    let order: Option<i64> = row.get(index)?;
+    Ok(match order.map(u64::try_from) {
+        Some(order) => StrikeOf::Order(order.map_err(|_| column::unknown_word(index))?),
+        None => StrikeOf::Operator(column::number(row, index + 1)?),
     })
 }

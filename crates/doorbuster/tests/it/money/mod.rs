@@ -137,7 +137,7 @@ impl Forge {
             payment_id: payment.to_owned(),
             capture_id: capture.to_owned(),
             amount: rules::money::Money { amount: PRICE, currency: "CNY".parse().unwrap() },
-            at: UnixMs(0),
+            at: UnixMs(1_700_000_000_000),
         }
     }
 

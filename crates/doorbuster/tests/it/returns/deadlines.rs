@@ -108,7 +108,8 @@ async fn of_paying_cancelling_and_timing_out_at_the_same_instant_one_wins_and_th
             // Some pay first, some cancel first; the sweeper comes when it comes.
             tokio::time::sleep(Duration::from_millis(u64::from(number % 7))).await;
             let cancel = server.cancel(order, &name);
-            let money = pay(&server, order, &format!("capture {number}"));
+            let capture = format!("capture {number}");
+            let money = pay(&server, order, &capture);
             let (cancelled, settled) = match number % 2 {
                 0 => tokio::join!(cancel, money),
                 _ => {

@@ -65,7 +65,7 @@ async fn a_revived_and_refunded_order_gives_its_units_back_a_second_time() {
     app.app.revive(&closed, payment).await;
     until_state(&app, order, State::Paid).await;
     app.settled().await;
-    let first = Released { order: closed, change_no: u64::MAX, restock: true };
+    let first = Released { order: closed, change_no: u64::MAX, restock: true, struck: true };
     app.app.give_back(&first);
     assert_eq!(free(&app.app, &sale), 0, "the release of the timeout comes late, and was counted");
     refund(&app, order, true).await;
