@@ -259,12 +259,6 @@ fn recount(transaction: &Transaction<'_>, offer: OfferId, now: UnixMs) -> Ledger
     );
     let left =
         transaction.prepare_cached(&sql)?.query_row(params![offer_no, counted.0, counted.1], Left::read)?;
-    transaction.execute(
-        "insert into events (type, at, sale_no, offer_no, data)
-         select 'offer.recounted', ?2, sale_no, offer_no, json_object('live_units', ?3, 'paid_units', ?4)
-         from offers where offer_no = ?1",
-        params![offer_no, now.0, counted.0, counted.1],
-    )?;
     left.tell(transaction, now)?;
     Ok(Recounted::Right)
 }
