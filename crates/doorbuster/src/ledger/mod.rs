@@ -151,7 +151,7 @@ pub enum Cancelled {
         payment: Option<Box<Payment>>,
     },
     /// It was already closed by a cancel before.
-    Before(Order),
+    Before(Box<Order>),
     /// Not in a state that can be cancelled.
     NotCancellable(State),
     /// Money is here and not decided: ask again in a moment, then it is paid or can be cancelled.

@@ -442,7 +442,7 @@ fn cancel(
         return Ok(Cancelled::NotFound);
     };
     if order.status.reason == Some(Reason::Cancelled) {
-        return Ok(Cancelled::Before(order));
+        return Ok(Cancelled::Before(Box::new(order)));
     }
     if order::next(order.status, Event::Cancelled).is_err() {
         return Ok(Cancelled::NotCancellable(order.status.state));

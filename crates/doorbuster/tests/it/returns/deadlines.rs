@@ -207,8 +207,9 @@ async fn asking(provider: &FakeProvider) -> (TestApp, Clock) {
     let url = provider.clone().start().await;
     with_manual_clock(&[
         "payment.stripe.secret_key=sk_test_0123456789abcdef0123456789abcdef",
-        r#"payment.stripe.webhook_secrets=["whsec_0123456789abcdef0123456789abcdef"]"#,
+        "payment.stripe.webhook_secrets=whsec_0123456789abcdef0123456789abcdef",
         &format!("payment.stripe.url={url}"),
+        "public_url=https://sale.shop.example",
     ])
     .await
 }

@@ -105,7 +105,7 @@ async fn late_money_goes_back_when_its_buyer_has_another_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn late_money_waits_while_the_queue_is_full() {
-    let (app, clock) = with_manual_clock(&["queue.capacity=1"]).await;
+    let (app, clock) = with_manual_clock(&["queue.capacity=1", "queue.batch=1"]).await;
     let sale = app.open_sale(1).await;
     let order = bought(&app, &sale, "ann", 1).await;
     app.settled().await;
