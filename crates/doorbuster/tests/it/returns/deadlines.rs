@@ -251,6 +251,8 @@ async fn an_order_whose_provider_says_paid_waits_for_the_callback_but_not_for_ev
     provider.says.store(1, Ordering::Release);
     let (app, clock) = asking(&provider).await;
     let sale = app.open_sale(3).await;
+    // Its orders close a while before: then the sweeper has looked.
+    let shorter = app.publish(paid_within(1, 800)).await;
     let (told, silent) = (bought(&app, &sale, "ann", 1).await, bought(&app, &sale, "bob", 1).await);
     started(&app, told, "ann").await;
     started(&app, silent, "bob").await;
@@ -259,7 +261,7 @@ async fn an_order_whose_provider_says_paid_waits_for_the_callback_but_not_for_ev
     until_state(&app, nobody_pays, State::Closed).await;
     eventually("both are asked about", async || app.app.metrics.inquiries.get(Inquiry::Paid) == 2).await;
     assert!(matches!(pay(&app.app, told, "in time after all").await, Settled::Applied { .. }));
-    let again = bought(&app, &sale, "cyd", 1).await;
+    let again = bought(&app, &shorter, "cyd", 1).await;
     clock.advance(Duration::from_secs(15 * 60) - Duration::from_millis(1));
     until_state(&app, again, State::Closed).await;
     assert_eq!(ledgers(&app.app, silent).await.status.state, State::AwaitingPayment);
