@@ -105,25 +105,28 @@ async fn of_paying_cancelling_and_timing_out_at_the_same_instant_one_wins_and_th
         let server = Arc::clone(&app.app);
         races.spawn(async move {
             let name = buyer(&format!("buyer {number}"));
-            // Some pay first, some cancel first; the sweeper comes when it comes.
-            tokio::time::sleep(Duration::from_millis(u64::from(number % 7))).await;
-            let cancel = server.cancel(order, &name);
+            // Some pay first, some cancel first; the sweeper comes when it comes, to most of the last ones first.
+            let wave = number / 10 * 15;
+            let later = |ms: u32| tokio::time::sleep(Duration::from_millis((wave + ms).into()));
             let capture = format!("capture {number}");
-            let money = pay(&server, order, &capture);
-            let (cancelled, settled) = match number % 2 {
-                0 => tokio::join!(cancel, money),
-                _ => {
-                    let (settled, cancelled) = tokio::join!(money, cancel);
-                    (cancelled, settled)
+            let (cancelled, settled) = tokio::join!(
+                async {
+                    later(number % 3 * 2).await;
+                    server.cancel(order, &name).await
+                },
+                async {
+                    later(number % 5 * 3).await;
+                    pay(&server, order, &capture).await
                 }
-            };
+            );
             (order, cancelled.unwrap(), settled)
         });
     }
     clock.advance(Duration::from_millis(1));
-    let mut ends = [0_u32; 2];
+    let (mut ends, mut revived) = ([0_u32; 2], 0);
     for (order, cancelled, settled) in races.join_all().await {
         if let Settled::ReviveNeeded { payment, order } = &settled {
+            revived += 1;
             app.app.revive(order, *payment).await;
         }
         eventually("the money is decided", async || {
@@ -154,7 +157,7 @@ async fn of_paying_cancelling_and_timing_out_at_the_same_instant_one_wins_and_th
             other => panic!("{other:?} {cancelled:?} {settled:?}"),
         }
     }
-    println!("{} paid, {} cancelled", ends[0], ends[1]);
+    println!("{} paid, {revived} of them late, {} cancelled", ends[0], ends[1]);
     assert_eq!(ends[0] + ends[1], ORDERS);
     assert_units_add_up(&app, &sale).await;
     assert_eq!(free(&app.app, &sale), ends[1]);
