@@ -99,14 +99,18 @@ async fn of_paying_cancelling_and_timing_out_at_the_same_instant_one_wins_and_th
     for number in 0..ORDERS {
         orders.push((bought(&app, &sale, &format!("buyer {number}"), 1).await, number));
     }
+    let shorter = app.publish(paid_within(1, 899)).await;
+    let awake = bought(&app, &shorter, "somebody", 1).await;
     clock.advance(PAY_WITHIN - Duration::from_millis(1));
+    // The sweeper is awake, and knows that the others are due in a moment.
+    until_state(&app, awake, State::Closed).await;
     let mut races = tokio::task::JoinSet::new();
     for (order, number) in orders {
         let server = Arc::clone(&app.app);
         races.spawn(async move {
             let name = buyer(&format!("buyer {number}"));
-            // Some pay first, some cancel first; the sweeper comes when it comes, to most of the last ones first.
-            let wave = number / 10 * 15;
+            // Some pay first, some cancel first; to most of the last ones the sweeper comes first.
+            let wave = number / 10 * 100;
             let later = |ms: u32| tokio::time::sleep(Duration::from_millis((wave + ms).into()));
             let capture = format!("capture {number}");
             let (cancelled, settled) = tokio::join!(
