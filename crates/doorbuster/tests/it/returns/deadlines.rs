@@ -99,31 +99,38 @@ async fn of_paying_cancelling_and_timing_out_at_the_same_instant_one_wins_and_th
     for number in 0..ORDERS {
         orders.push((bought(&app, &sale, &format!("buyer {number}"), 1).await, number));
     }
+    let shorter = app.publish(paid_within(1, 899)).await;
+    let awake = bought(&app, &shorter, "somebody", 1).await;
     clock.advance(PAY_WITHIN - Duration::from_millis(1));
+    // The sweeper is awake, and knows that the others are due in a moment.
+    until_state(&app, awake, State::Closed).await;
     let mut races = tokio::task::JoinSet::new();
     for (order, number) in orders {
         let server = Arc::clone(&app.app);
         races.spawn(async move {
             let name = buyer(&format!("buyer {number}"));
-            // Some pay first, some cancel first; the sweeper comes when it comes.
-            tokio::time::sleep(Duration::from_millis(u64::from(number % 7))).await;
-            let cancel = server.cancel(order, &name);
+            // Some pay first, some cancel first; to most of the last ones the sweeper comes first.
+            let wave = number / 10 * 100;
+            let later = |ms: u32| tokio::time::sleep(Duration::from_millis((wave + ms).into()));
             let capture = format!("capture {number}");
-            let money = pay(&server, order, &capture);
-            let (cancelled, settled) = match number % 2 {
-                0 => tokio::join!(cancel, money),
-                _ => {
-                    let (settled, cancelled) = tokio::join!(money, cancel);
-                    (cancelled, settled)
+            let (cancelled, settled) = tokio::join!(
+                async {
+                    later(number % 3 * 2).await;
+                    server.cancel(order, &name).await
+                },
+                async {
+                    later(number % 5 * 3).await;
+                    pay(&server, order, &capture).await
                 }
-            };
+            );
             (order, cancelled.unwrap(), settled)
         });
     }
     clock.advance(Duration::from_millis(1));
-    let mut ends = [0_u32; 2];
+    let (mut ends, mut revived) = ([0_u32; 2], 0);
     for (order, cancelled, settled) in races.join_all().await {
         if let Settled::ReviveNeeded { payment, order } = &settled {
+            revived += 1;
             app.app.revive(order, *payment).await;
         }
         eventually("the money is decided", async || {
@@ -154,7 +161,7 @@ async fn of_paying_cancelling_and_timing_out_at_the_same_instant_one_wins_and_th
             other => panic!("{other:?} {cancelled:?} {settled:?}"),
         }
     }
-    println!("{} paid, {} cancelled", ends[0], ends[1]);
+    println!("{} paid, {revived} of them late, {} cancelled", ends[0], ends[1]);
     assert_eq!(ends[0] + ends[1], ORDERS);
     assert_units_add_up(&app, &sale).await;
     assert_eq!(free(&app.app, &sale), ends[1]);
@@ -251,6 +258,8 @@ async fn an_order_whose_provider_says_paid_waits_for_the_callback_but_not_for_ev
     provider.says.store(1, Ordering::Release);
     let (app, clock) = asking(&provider).await;
     let sale = app.open_sale(3).await;
+    // Its orders close a while before: then the sweeper has looked.
+    let shorter = app.publish(paid_within(1, 800)).await;
     let (told, silent) = (bought(&app, &sale, "ann", 1).await, bought(&app, &sale, "bob", 1).await);
     started(&app, told, "ann").await;
     started(&app, silent, "bob").await;
@@ -259,7 +268,7 @@ async fn an_order_whose_provider_says_paid_waits_for_the_callback_but_not_for_ev
     until_state(&app, nobody_pays, State::Closed).await;
     eventually("both are asked about", async || app.app.metrics.inquiries.get(Inquiry::Paid) == 2).await;
     assert!(matches!(pay(&app.app, told, "in time after all").await, Settled::Applied { .. }));
-    let again = bought(&app, &sale, "cyd", 1).await;
+    let again = bought(&app, &shorter, "cyd", 1).await;
     clock.advance(Duration::from_secs(15 * 60) - Duration::from_millis(1));
     until_state(&app, again, State::Closed).await;
     assert_eq!(ledgers(&app.app, silent).await.status.state, State::AwaitingPayment);
