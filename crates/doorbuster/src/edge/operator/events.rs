@@ -25,6 +25,9 @@ use crate::outbox::endpoint::{check_types, wants};
 /// Where this call is.
 pub const PATH: &str = "/admin/v1/events";
 
+/// Longest wait that may be asked for, in seconds: a day. How long it really is, `limits.wait_s` says.
+const WAIT_S_MAX: u32 = 86_400;
+
 /// Between two looks of a call that waits: about the longest that an event stays unseen.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -48,8 +51,8 @@ pub struct EventsQuery {
     /// 1 to 200, 50 when not given.
     #[param(value_type = Option<u32>, minimum = 1, maximum = 200, default = 50)]
     limit: Option<String>,
-    /// Seconds to wait for an event when there is none, `limits.wait_s` at most.
-    #[param(value_type = Option<u32>, minimum = 0)]
+    /// Seconds to wait for an event when there is none; more than `limits.wait_s` waits so long.
+    #[param(value_type = Option<u32>, minimum = 0, maximum = 86_400)]
     wait: Option<String>,
 }
 
@@ -99,6 +102,9 @@ pub async fn list(
     let types = read_types(query.types.as_deref())?;
     let limit = page_limit(query.limit.as_deref())?;
     let wait = told(query.wait.as_deref()).map(|text| parse_named::<u32>("wait", text)).transpose()?;
+    if wait.is_some_and(|wait| wait > WAIT_S_MAX) {
+        return Err(Refusal::field("wait", format_args!("must lie between 0 and {WAIT_S_MAX}")));
+    }
     let wait = if do_not_wait.is_some() { 0 } else { wait.unwrap_or(0).min(app.settings.limits.wait_s) };
     let page = match begin(&app, &query).await? {
         Begin::Last(last) => app.ledger.last_events(last, move |kind| wants(&types, kind)).await?,
