@@ -57,7 +57,7 @@ impl Mender<'_> {
             Remedy::Preheat(sale) => Ok(matches!(self.0.preheat_sale(*sale).await?, Changed::Done(_))),
             Remedy::Settle(payment) => self.decide(*payment).await,
             Remedy::Lift { buyer, strike } => {
-                self.0.ledger.lift_strike(buyer.clone(), *strike, now).await?;
+                self.0.lift_strike(buyer.clone(), *strike).await?;
                 Ok(true)
             }
             Remedy::HoldBack(webhook) => {

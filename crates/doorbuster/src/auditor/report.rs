@@ -98,13 +98,7 @@ pub async fn keep(
     let keys: Vec<String> = doubts.iter().map(Doubt::key).collect();
     let fresh = view.findings.iter().zip(&keys).filter(|(_, key)| !before.contains(*key));
     let fresh: Vec<AuditFinding> = fresh.map(|(finding, _)| finding.clone()).take(TOLD_MAX).collect();
-    let told = fresh.iter().map(|finding| {
-        let mut data = serde_json::to_value(finding).unwrap_or_default();
-        if let Some(fields) = data.as_object_mut() {
-            fields.insert("audit_id".to_owned(), view.id.to_string().into());
-        }
-        ToldFinding { offer: finding.offer_id, data: data.to_string() }
-    });
+    let told = fresh.iter().map(|finding| ToldFinding::of(view.id, finding));
     let everything = Scope { sale: view.sale_id, offer: view.offer_id }.is_all();
     // Who looked at a part knows nothing new about the rest.
     let kept: HashSet<String> = if everything { HashSet::new() } else { before.clone() };

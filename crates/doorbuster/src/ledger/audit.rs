@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, HashSet};
 use rules::audit::Kind;
 use rules::buyer::BuyerId;
 use rules::deadline::CALLBACK_AWAITED_FOR_MS;
-use rules::id::{OfferId, OrderId, PaymentId, SaleId, WebhookId};
+use rules::id::{AuditId, OfferId, OrderId, PaymentId, SaleId, WebhookId};
 use rules::order::Status;
 use rules::sale::SaleState;
 use rules::time::UnixMs;
+use rules::wire::AuditFinding;
 
 use super::money::Payment;
 use super::{Counters, Order};
@@ -181,7 +182,7 @@ pub struct Still {
 /// An audit on its way into the books.
 #[derive(Clone, Debug)]
 pub struct KeptAudit {
-    pub id: rules::id::AuditId,
+    pub id: AuditId,
     pub ended_at: UnixMs,
     pub clean: bool,
     /// The keys of its findings.
@@ -196,8 +197,19 @@ pub struct KeptAudit {
 #[derive(Clone, Debug)]
 pub struct ToldFinding {
     pub offer: Option<OfferId>,
-    /// The finding in JSON.
+    /// The finding in JSON, and which audit found it.
     pub data: String,
+}
+
+impl ToldFinding {
+    #[must_use]
+    pub fn of(audit: AuditId, finding: &AuditFinding) -> Self {
+        let mut data = serde_json::to_value(finding).unwrap_or_default();
+        if let Some(fields) = data.as_object_mut() {
+            fields.insert("audit_id".to_owned(), audit.to_string().into());
+        }
+        Self { offer: finding.offer_id, data: data.to_string() }
+    }
 }
 
 /// What became of counting an offer's units anew.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use doorbuster::clock::Clock;
-use doorbuster::ledger::money::{Names, NewPayment, Notice, PaymentStarted, QueueIsDrained, Settled, Told};
+use doorbuster::ledger::money::{Names, NewPayment, Notice, PaymentStarted, Told};
 use rules::buyer::BuyerId;
 use rules::id::{OrderId, PaymentId};
 use rules::money::Money;
@@ -33,24 +33,13 @@ fn strikes(app: &TestApp, name: &str) -> u32 {
     app.app.roster.standing(&id(name), app.app.clock.now()).strikes
 }
 
-/// Closes what is due, as the sweeper does; it may have been faster.
-async fn sweep(app: &TestApp) {
-    let now = app.app.clock.now();
-    let batch = app.app.ledger.close_due(now, 1_000, Vec::new()).await.unwrap();
-    app.app.note_strikes(&batch.closed);
-}
-
 /// Wins an order and lets it lapse.
 async fn lapse(app: &TestApp, clock: &Clock, name: &str, offer: &str) -> String {
     let before = strikes(app, name);
     let order = app.buyer(name).buy(offer, 1, 202).await["id"].as_str().unwrap().to_owned();
     app.buyer(name).order(&order).await;
     clock.advance(Duration::from_secs(PAY_WITHIN_S.into()));
-    eventually("the strike is known", async || {
-        sweep(app).await;
-        strikes(app, name) > before
-    })
-    .await;
+    eventually("the strike is known", async || strikes(app, name) > before).await;
     order
 }
 
@@ -219,11 +208,7 @@ async fn a_revived_order_lifts_its_strike() {
     assert!(matches!(begun, PaymentStarted::New { .. }), "{begun:?}");
     ledger.close_payment(payment, clock.now()).await.unwrap();
     clock.advance(Duration::from_secs(PAY_WITHIN_S.into()));
-    eventually("it lapses", async || {
-        sweep(&app).await;
-        strikes(&app, "ann") == 1
-    })
-    .await;
+    eventually("it lapses", async || strikes(&app, "ann") == 1).await;
     assert_code(&try_pass(&app, "ann", &sale.offers[1], 403).await, "blocked");
     let capture = Capture {
         key: CaptureKey::new("stripe", "cap").unwrap(),
@@ -231,16 +216,30 @@ async fn a_revived_order_lifts_its_strike() {
     };
     let told = Told::Captured { capture, names: Names::Payment(payment.to_string()), fresh: PaymentId(102) };
     ledger.take_notice(Notice { event_id: "evt".into(), told }, clock.now()).await.unwrap();
-    let settled = ledger.revive_alone(payment, QueueIsDrained, clock.now()).await.unwrap();
-    if let Settled::Applied { order, .. } = &settled {
-        app.app.note_revival(order);
-    }
+    app.app.captures.wake();
     eventually("the strike is lifted", async || strikes(&app, "ann") == 0).await;
     let paid = ledger.order(order.parse::<OrderId>().unwrap()).await.unwrap().unwrap();
     assert_eq!(paid.status.state, rules::order::State::Paid);
     try_pass(&app, "ann", &sale.offers[1], 200).await;
     let seen = app.operate("GET", "/admin/v1/blocks/ann", None, 200).await;
     assert_eq!(seen["history"][0]["lifted_by"], "late_money");
+}
+
+/// Whoever goes to a provider and does not pay there is struck as well, once the provider was asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_begins_to_pay_and_does_not_is_struck() {
+    let (app, clock) = with_manual_clock(&["strikes.limit=1", "demo=true"]).await;
+    let sale = night(&app).await;
+    let ann = app.buyer("ann");
+    let order = ann.buy(sale.offer(), 1, 202).await["id"].as_str().unwrap().to_owned();
+    ann.order(&order).await;
+    let pay = format!("/api/v1/orders/{order}/payment");
+    ann.call("POST", &pay, Some(&json!({"provider": "sandbox"})), 200).await;
+    clock.advance(Duration::from_secs(PAY_WITHIN_S.into()));
+    eventually("it lapses", async || strikes(&app, "ann") == 1).await;
+    assert_code(&try_pass(&app, "ann", &sale.offers[1], 403).await, "blocked");
+    let struck = app.operate("GET", "/admin/v1/events?types=buyer.struck", None, 200).await;
+    assert_eq!((&struck["items"][0]["order_id"], &struck["items"][0]["seq"]), (&json!(order), &Value::Null));
 }
 
 /// Many lapse in the same second: all are known at once, and passes are given meanwhile.
@@ -256,11 +255,7 @@ async fn a_crowd_that_lapses_at_once_is_blocked_at_once() {
     }
     app.settled().await;
     clock.advance(Duration::from_secs(PAY_WITHIN_S.into()));
-    eventually("all are struck", async || {
-        sweep(&app).await;
-        app.app.roster.marked() == 400
-    })
-    .await;
+    eventually("all are struck", async || app.app.roster.marked() == 400).await;
     let listed = app.operate("GET", "/admin/v1/blocks?limit=200", None, 200).await;
     assert_eq!(listed["items"].as_array().unwrap().len(), 200);
     let more = format!("/admin/v1/blocks?limit=200&cursor={}", listed["next_cursor"].as_str().unwrap());

@@ -17,6 +17,7 @@ use serde::Deserialize;
 
 use super::events::newest;
 use super::orders::find;
+use super::shelf::{LEFT_COLUMNS, Left};
 use super::{SqliteLedger, Urgency, column, payments, signed};
 use crate::ledger::audit::{
     Doubt, KeptAudit, LedgerLook, OfferLook, OrderLook, Overdue, Recounted, Remedy, Scope, Still,
@@ -252,16 +253,13 @@ fn recount(transaction: &Transaction<'_>, offer: OfferId, now: UnixMs) -> Ledger
     if counters == counted {
         return Ok(Recounted::Right);
     }
-    transaction.execute(
-        "update offers set live_units = ?2, paid_units = ?3, change_no = change_no + 1 where offer_no = ?1",
-        params![offer_no, counted.0, counted.1],
-    )?;
-    transaction.execute(
-        "insert into events (type, at, sale_no, offer_no, data)
-         select 'offer.recounted', ?2, sale_no, offer_no, json_object('live_units', ?3, 'paid_units', ?4)
-         from offers where offer_no = ?1",
-        params![offer_no, now.0, counted.0, counted.1],
-    )?;
+    let sql = format!(
+        "update offers set live_units = ?2, paid_units = ?3, change_no = change_no + 1 where offer_no = ?1
+         returning {LEFT_COLUMNS}"
+    );
+    let left =
+        transaction.prepare_cached(&sql)?.query_row(params![offer_no, counted.0, counted.1], Left::read)?;
+    left.tell(transaction, now)?;
     Ok(Recounted::Right)
 }
 

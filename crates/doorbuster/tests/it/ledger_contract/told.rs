@@ -4,14 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
+use doorbuster::ledger::audit::{KeptAudit, ToldFinding};
 use doorbuster::ledger::money::{Absent, QueueIsDrained};
 use doorbuster::ledger::{Block, Changed};
 use doorbuster::outbox::trial;
 use doorbuster::queue::{Claim, Revive};
-use rules::id::{EventId, OrderId, PaymentId};
+use rules::audit::Kind;
+use rules::id::{AuditId, EventId, OrderId, PaymentId};
 use rules::payment::RefundReason;
 use rules::sale::{Sale, SaleAction};
 use rules::strike::Policy;
+use rules::wire::AuditFinding;
 use serde_json::Value;
 
 use super::deadlines::{PAY_BY, sweep};
@@ -157,6 +160,24 @@ async fn everything_that_happens_to_sales_and_buyers(books: &Books) {
     books.ledger.change_stock(OFFER, -free, "none left".into(), NOW).await.unwrap();
     books.ledger.change_stock(OFFER, 3, "more".into(), NOW).await.unwrap();
     books.ledger.update_sale(SALE, None, NOW, |sale: Sale| Changed::Done(sale)).await.unwrap();
+    let finding = AuditFinding {
+        kind: Kind::GateUnits,
+        offer_id: Some(OFFER),
+        units: 2,
+        detail: Kind::GateUnits.means().to_owned(),
+        evidence: BTreeMap::new(),
+        repaired: false,
+        todo: Some(Kind::GateUnits.todo().to_owned()),
+    };
+    let audit = KeptAudit {
+        id: AuditId(1),
+        ended_at: NOW,
+        clean: false,
+        known: vec!["gate_units".to_owned()],
+        report: "{}".to_owned(),
+        told: vec![ToldFinding::of(AuditId(1), &finding)],
+    };
+    books.ledger.keep_audit(audit).await.unwrap();
     for action in [SaleAction::Pause, SaleAction::Resume, SaleAction::End] {
         books.ledger.act_on_sale(SALE, action, NOW).await.unwrap();
     }
