@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Lines kept per process, both streams together; older ones are forgotten.
-pub const LINES_KEPT: usize = 10_000;
+pub const LINES_KEPT: usize = 20_000;
 
 /// A longer line is cut into pieces of this size.
 pub const LINE_BYTES_MAX: u64 = 64 * 1024;
@@ -342,11 +342,11 @@ mod tests {
     #[test]
     fn output_is_bounded_by_lines_and_by_line_length() {
         let process =
-            shell("head -c 100000 /dev/zero | tr '\\0' x; echo; seq 1 12000; echo end; exec sleep 600");
+            shell("head -c 100000 /dev/zero | tr '\\0' x; echo; seq 1 22000; echo end; exec sleep 600");
         process.wait_for_line("end", PATIENCE).unwrap();
         let lines = process.lines();
         assert_eq!(lines.len(), LINES_KEPT);
-        assert_eq!(process.lines_forgotten(), 2 + 12_000 + 1 - LINES_KEPT as u64);
+        assert_eq!(process.lines_forgotten(), 2 + 22_000 + 1 - LINES_KEPT as u64);
         assert!(lines.iter().all(|line| line.text.len() <= LINE_BYTES_MAX as usize));
     }
 
