@@ -297,16 +297,14 @@ async fn an_order_whose_provider_does_not_answer_closes_after_five_seconds() {
 }
 
 mod heavy {
-    use std::time::Instant;
-
     use doorbuster::ledger::SqliteLedger;
     use doorbuster::queue::Claim;
     use rules::id::OfferId;
 
     use super::*;
 
-    const DUE_AT_ONCE: u32 = 100_000;
-    const CLOSED_WITHIN: Duration = Duration::from_secs(10);
+    /// How fast it goes is measured by `cargo xtask bench --only timeouts`, with five times as many.
+    const DUE_AT_ONCE: u32 = 20_000;
     const BATCH: u64 = 2_000;
 
     /// Puts so many recorded orders of different buyers into a stopped server's folder, all due at one moment.
@@ -340,7 +338,7 @@ mod heavy {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_hundred_thousand_due_in_one_second_are_for_the_next_buyers_soon() {
+    async fn very_many_due_in_one_second_are_for_the_next_buyers() {
         let clock = Clock::manual(UnixMs(jiff::Timestamp::now().as_millisecond()));
         let app = TestApp::on(tempfile::tempdir().unwrap(), clock.clone(), &[]).await;
         let sale = app.open_sale(DUE_AT_ONCE).await;
@@ -350,7 +348,6 @@ mod heavy {
         let app = TestApp::on(folder, clock.clone(), &[]).await;
         assert_eq!(free(&app.app, &sale), 0);
 
-        let began = Instant::now();
         clock.advance(PAY_WITHIN);
         let mut bought = 0;
         while free(&app.app, &sale) < DUE_AT_ONCE {
@@ -360,11 +357,6 @@ mod heavy {
             bought += 1;
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        let took = began.elapsed();
-        println!(
-            "{DUE_AT_ONCE} orders closed and their units free in {took:?}; {bought} others bought meanwhile"
-        );
-        assert!(took < CLOSED_WITHIN, "{took:?}");
         assert_units_add_up(&app, &sale).await;
         assert_eq!(app.app.metrics.releases.get(Letting::Timeout), u64::from(DUE_AT_ONCE));
     }
