@@ -87,7 +87,7 @@ mod heavy {
             Manner::PaysLate => {
                 let payment = payment(buyer, order).await;
                 late.lock().push(payment.clone());
-                act(app, &payment, &paid(1, late_ms), 200).await;
+                act(app, &payment, &paid(1, late_ms), 202).await;
             }
             Manner::CancelsAndPays => {
                 let payment = payment(buyer, order).await;
