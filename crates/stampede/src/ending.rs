@@ -129,8 +129,7 @@ impl Person {
             let (token, due) = (self.token(), self.scene.clock.instant());
             let reply = self.scene.ask(due, &Request::post(path, token.as_deref(), body)).await;
             if let Ok(heard) = &reply.result
-                && matches!(heard.status, 404 | 405 | 501)
-                && matches!(call, Call::Payment | Call::Sandbox)
+                && is_unknown(call, heard.status)
             {
                 return Ok(Answer::Unknown);
             }
@@ -150,4 +149,9 @@ impl Person {
             self.pause(refusal.wait.min(RETRY_MAX), give_up_at, "no answer about the order").await?;
         }
     }
+}
+
+/// Whether the server has no such call; 422: it knows payments, but has not set the sandbox up.
+const fn is_unknown(call: Call, status: u16) -> bool {
+    matches!((call, status), (Call::Payment | Call::Sandbox, 404 | 405 | 501) | (Call::Payment, 422))
 }
