@@ -93,7 +93,7 @@ pub fn parse() -> Cli {
 pub async fn run(cli: Cli) -> ExitCode {
     let ended = match cli.command {
         Command::Demo(command) => command.run().await,
-        Command::Serve(command) => command.run().await,
+        Command::Serve(command) => Box::pin(command.run()).await,
         Command::Sale(command) => command.run().await,
         Command::Preheat(command) => command.run().await,
         Command::Payments(command) => command.run().await,
