@@ -19,7 +19,7 @@ mod heavy {
     const EXAMPLES: u32 = 50;
 
     /// The whole run; a fuzzer that hangs is a failed test.
-    const PATIENCE: Duration = Duration::from_secs(230);
+    const PATIENCE: Duration = Duration::from_secs(500);
 
     /// What a request that fits the document may be told. `410` and `425` are of the clock, as `409` is of the state:
     /// they say nothing against the request.
