@@ -120,7 +120,7 @@ pub async fn list(
 
 async fn begin(app: &App, query: &EventsQuery) -> Result<Begin, Refusal> {
     let (after, since, last) =
-        (told(query.after.as_deref()), told(query.since.as_deref()), told(query.last.as_deref()));
+        (told(query.after.as_deref()), query.since.as_deref(), told(query.last.as_deref()));
     match (after, since, last) {
         (None, None, None) => Ok(Begin::After(0)),
         (Some(after), None, None) => read_after(app, after).await.map(Begin::After),
