@@ -101,7 +101,7 @@ pub async fn list(
 ) -> Answer {
     let types = read_types(query.types.as_deref())?;
     let limit = page_limit(query.limit.as_deref())?;
-    let wait = told(query.wait.as_deref()).map(|text| parse_named::<u32>("wait", text)).transpose()?;
+    let wait = query.wait.as_deref().map(|text| parse_named::<u32>("wait", text)).transpose()?;
     if wait.is_some_and(|wait| wait > WAIT_S_MAX) {
         return Err(Refusal::field("wait", format_args!("must lie between 0 and {WAIT_S_MAX}")));
     }
@@ -119,8 +119,7 @@ pub async fn list(
 }
 
 async fn begin(app: &App, query: &EventsQuery) -> Result<Begin, Refusal> {
-    let (after, since, last) =
-        (told(query.after.as_deref()), query.since.as_deref(), told(query.last.as_deref()));
+    let (after, since, last) = (query.after.as_deref(), query.since.as_deref(), query.last.as_deref());
     match (after, since, last) {
         (None, None, None) => Ok(Begin::After(0)),
         (Some(after), None, None) => read_after(app, after).await.map(Begin::After),
