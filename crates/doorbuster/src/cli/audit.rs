@@ -85,7 +85,7 @@ fn words(view: &AuditView) -> String {
     let found = u64::try_from(view.findings.len()).unwrap_or(u64::MAX).saturating_add(view.more);
     lines.push(match (&view.problem, found) {
         (Some(problem), _) => format!("The audit could not be finished: {problem}"),
-        (None, 0) => format!("Clean: {} orders and all that belongs to them fit together.", view.orders),
+        (None, 0) => format!("Clean: all fits together. Orders looked at: {}.", view.orders),
         (None, 1) => "1 discrepancy.".to_owned(),
         (None, found) => format!("{found} discrepancies."),
     });

@@ -22,13 +22,12 @@ mod heavy {
     use rusqlite::Connection;
     use secrecy::SecretString;
     use serde_json::{Value, json};
-    use testkit::process::{Process, Program};
 
     use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET, draft};
+    use crate::served::{Answer, Server};
     use crate::torture::{Evidence, Torture};
 
     const STOCK: u32 = 3_000;
-    const START: Duration = Duration::from_secs(30);
     const END: Duration = Duration::from_secs(20);
 
     /// Buyers at once.
@@ -40,52 +39,12 @@ mod heavy {
     /// So many deaths on one sale; then the same folder gets a new one, so that a round does not grow without end.
     const DEATHS_PER_SALE: u64 = 10;
 
-    /// The server in a process of its own.
-    struct Server {
-        process: Process,
-        url: String,
-        client: reqwest::Client,
+    /// As many buyers as like come from one address.
+    fn start(folder: &Path, crash_at: Option<&str>) -> Server {
+        Server::start(folder, &["limits.per_ip_per_s=0", "limits.per_buyer_per_s=0"], crash_at)
     }
 
     impl Server {
-        fn start(folder: &Path, crash_at: Option<&str>) -> Self {
-            let mut program = Program::new(env!("CARGO_BIN_EXE_doorbuster"))
-                .args(["serve", "--set", "listen=127.0.0.1:0", "--set", "limits.per_ip_per_s=0"])
-                .args(["--set", "limits.per_buyer_per_s=0", "--data-dir"])
-                .arg(folder)
-                .env("DOORBUSTER_ADMIN_KEY", ADMIN_KEY)
-                .env("DOORBUSTER_AUTH__HS256_SECRET", AUTH_SECRET)
-                .env("DOORBUSTER_PASS__SECRET", PASS_SECRET);
-            if let Some(point) = crash_at {
-                program = program.env(doorbuster::crash::VARIABLE, point);
-            }
-            let process = program.start().unwrap();
-            let line = process.wait_for_line("listening on ", START).unwrap();
-            let url = line.trim_start_matches("listening on ").trim().to_owned();
-            let client =
-                reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(10)).build().unwrap();
-            Self { process, url, client }
-        }
-
-        /// Status and body, or nothing when the server died under the request.
-        async fn call(&self, method: &str, path: &str, token: &str, body: Option<&Value>) -> Option<Answer> {
-            let method = reqwest::Method::from_bytes(method.as_bytes()).unwrap();
-            let mut request = self.client.request(method, format!("{}{path}", self.url)).bearer_auth(token);
-            if let Some(body) = body {
-                request = request.json(body);
-            }
-            let response = request.send().await.ok()?;
-            let status = response.status().as_u16();
-            Some((status, response.json().await.ok()?))
-        }
-
-        /// As the operator, of a server that must answer.
-        async fn operate(&self, method: &str, path: &str, body: Option<&Value>) -> Value {
-            let (status, body) = self.call(method, path, ADMIN_KEY, body).await.expect("the server answers");
-            assert!((200..300).contains(&status), "{path}: {status} {body}");
-            body
-        }
-
         async fn open_sale(&self) -> Shop {
             let sale = self.operate("POST", "/admin/v1/sales", Some(&draft(STOCK))).await;
             let id = sale["id"].as_str().unwrap().to_owned();
@@ -142,8 +101,6 @@ mod heavy {
             self.process.wait(END).unwrap();
         }
     }
-
-    type Answer = (u16, Value);
 
     struct Shop {
         sale: String,
@@ -376,7 +333,7 @@ mod heavy {
 
     /// A rush that ends with a death, a new start, and a look at everything. Answers what was answered in it.
     async fn survive(folder: &Path, shop: &Arc<Shop>, history: &Arc<History>, death: &Death) -> Answered {
-        let server = Arc::new(Server::start(folder, death.arms().as_deref()));
+        let server = Arc::new(start(folder, death.arms().as_deref()));
         let before = history.answered();
         let over = Arc::new(AtomicBool::new(false));
         let executioner = async {
@@ -387,7 +344,7 @@ mod heavy {
         server.process.wait(END).unwrap();
         let after = history.answered();
         assert!(after.orders > before.orders, "{death:?}: nobody was answered before");
-        let server = Server::start(folder, None);
+        let server = start(folder, None);
         check(&server, shop, history).await;
         server.end_hard();
         Answered {
@@ -488,7 +445,7 @@ mod heavy {
 
     /// A sale on this folder, made by a server that is then killed.
     async fn new_sale(folder: &Path) -> (Arc<Shop>, Arc<History>) {
-        let server = Server::start(folder, None);
+        let server = start(folder, None);
         let shop = Arc::new(server.open_sale().await);
         server.end_hard();
         (shop, Arc::default())
@@ -496,7 +453,7 @@ mod heavy {
 
     /// Sells the sale out and reads the books of the whole folder.
     async fn conclude(folder: &Path, shop: &Shop) {
-        let server = Server::start(folder, None);
+        let server = start(folder, None);
         sell_out(&server, shop).await;
         check_books(&server, folder);
     }
@@ -547,7 +504,7 @@ mod heavy {
 
     /// A server armed with a point, with a sale of its own.
     async fn armed(folder: &Path, point: &str) -> (Server, Shop) {
-        let server = Server::start(folder, Some(point));
+        let server = start(folder, Some(point));
         let shop = server.open_sale().await;
         (server, shop)
     }
@@ -573,7 +530,7 @@ mod heavy {
         assert!(server.cancel(&orders[1].0, "bob").await.is_none(), "died under the second cancel");
         has_died_at(&server, "desk.cancelled");
 
-        let server = Server::start(folder.path(), None);
+        let server = start(folder.path(), None);
         for ((order, buyer), state) in orders.iter().zip(["closed", "closed", "awaiting_payment"]) {
             let path = format!("/api/v1/orders/{order}?wait=20");
             let (status, body) = server.call("GET", &path, &token(buyer), None).await.unwrap();
@@ -599,7 +556,7 @@ mod heavy {
         assert!(server.change_stock(&shop, 7, "second").await.is_none(), "died under the second change");
         has_died_at(&server, "desk.stock_changed");
 
-        let server = Server::start(folder.path(), None);
+        let server = start(folder.path(), None);
         for (by, id, stock) in [(7, "second", STOCK + 12), (5, "first", STOCK + 5)] {
             let (status, body) = server.change_stock(&shop, by, id).await.unwrap();
             assert_eq!((status, &body["stock"]), (200, &json!(stock)), "{id}: {body}");

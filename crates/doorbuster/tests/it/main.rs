@@ -29,6 +29,9 @@ mod interleavings;
 /// The contract of every ledger.
 mod ledger_contract;
 
+/// A server in a process of its own.
+mod served;
+
 /// Killed processes.
 mod crash;
 

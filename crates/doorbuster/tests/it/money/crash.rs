@@ -10,64 +10,19 @@ mod heavy {
     use rules::buyer::BuyerId;
     use secrecy::SecretString;
     use serde_json::{Value, json};
-    use testkit::process::{Process, Program};
 
-    use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET, draft};
+    use crate::app::{ADMIN_KEY, AUTH_SECRET, draft};
     use crate::operator_sales::eventually;
+    use crate::served::Server;
 
-    const START: Duration = Duration::from_secs(30);
     const END: Duration = Duration::from_secs(30);
 
-    /// The server in a process of its own, with the sandbox.
-    struct Server {
-        process: Process,
-        url: String,
-        client: reqwest::Client,
+    /// With the sandbox.
+    fn start(folder: &Path, crash_at: Option<&str>) -> Server {
+        Server::start(folder, &["payment.sandbox=true"], crash_at)
     }
 
     impl Server {
-        fn start(folder: &Path, crash_at: Option<&str>) -> Self {
-            let mut program = Program::new(env!("CARGO_BIN_EXE_doorbuster"))
-                .args(["serve", "--set", "listen=127.0.0.1:0", "--set", "payment.sandbox=true", "--data-dir"])
-                .arg(folder)
-                .env("DOORBUSTER_ADMIN_KEY", ADMIN_KEY)
-                .env("DOORBUSTER_AUTH__HS256_SECRET", AUTH_SECRET)
-                .env("DOORBUSTER_PASS__SECRET", PASS_SECRET);
-            if let Some(point) = crash_at {
-                program = program.env(doorbuster::crash::VARIABLE, point);
-            }
-            let process = program.start().unwrap();
-            let line = process.wait_for_line("listening on ", START).unwrap();
-            let url = line.trim_start_matches("listening on ").trim().to_owned();
-            let client =
-                reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(20)).build().unwrap();
-            Self { process, url, client }
-        }
-
-        /// Status and body, or nothing when the server died under the request.
-        async fn call(
-            &self,
-            method: &str,
-            path: &str,
-            token: &str,
-            body: Option<&Value>,
-        ) -> Option<(u16, Value)> {
-            let method = reqwest::Method::from_bytes(method.as_bytes()).unwrap();
-            let mut request = self.client.request(method, format!("{}{path}", self.url)).bearer_auth(token);
-            if let Some(body) = body {
-                request = request.json(body);
-            }
-            let response = request.send().await.ok()?;
-            let status = response.status().as_u16();
-            Some((status, response.json().await.unwrap_or(Value::Null)))
-        }
-
-        async fn operate(&self, method: &str, path: &str, body: Option<&Value>) -> Value {
-            let (status, body) = self.call(method, path, ADMIN_KEY, body).await.expect("the server answers");
-            assert!((200..300).contains(&status), "{path}: {status} {body}");
-            body
-        }
-
         async fn pay(&self, order: &str) -> Option<Value> {
             let path = format!("/api/v1/orders/{order}/payment");
             let (status, body) =
@@ -100,7 +55,7 @@ mod heavy {
 
     /// A sale of one unit and an order of it.
     async fn order_in(folder: &Path) -> (String, String) {
-        let server = Server::start(folder, None);
+        let server = start(folder, None);
         let sale = server.operate("POST", "/admin/v1/sales", Some(&draft(1))).await;
         let id = sale["id"].as_str().unwrap().to_owned();
         server.operate("POST", &format!("/admin/v1/sales/{id}/publish"), Some(&json!({}))).await;
@@ -123,12 +78,12 @@ mod heavy {
     async fn survive(point: &str) {
         let folder = tempfile::tempdir().unwrap();
         let (sale, order) = order_in(folder.path()).await;
-        let mut server = Server::start(folder.path(), Some(point));
+        let mut server = start(folder.path(), Some(point));
 
         let given = server.pay(&order).await;
         if given.is_none() {
             server.is_dead();
-            server = Server::start(folder.path(), None);
+            server = start(folder.path(), None);
         }
         let payment = server.pay(&order).await.expect("a repeat goes on")["payment_id"].clone();
         assert!(given.is_none_or(|given| given["payment_id"] == payment));
@@ -138,7 +93,7 @@ mod heavy {
         let paid = json!({"outcome": "paid"});
         if server.call("POST", &act, "", Some(&paid)).await.is_none() {
             server.is_dead();
-            server = Server::start(folder.path(), None);
+            server = start(folder.path(), None);
             assert_eq!(server.order(&order).await["state"], "paid", "{point}: what is committed stays");
         }
         eventually("it is paid", async || server.order(&order).await["state"] == "paid").await;
@@ -149,7 +104,7 @@ mod heavy {
         assert!(asked.is_none_or(|(status, _)| status == 200));
         if point.starts_with("till.refund") {
             server.is_dead();
-            server = Server::start(folder.path(), None);
+            server = start(folder.path(), None);
         }
         eventually("it is refunded", async || server.order(&order).await["state"] == "refunded").await;
         assert_eq!(server.states(&order).await, ["refunded"], "{point}");
