@@ -8,7 +8,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use parking_lot::Mutex;
 use rules::pass::PassKeys;
 use secrecy::ExposeSecret as _;
 use tokio::net::TcpListener;
@@ -25,6 +24,7 @@ use crate::edge::auth::Authenticator;
 use crate::edge::challenge::Challenges;
 use crate::edge::limits::{Buckets, ClientIp, InFlight};
 use crate::edge::operator::KeysUnderWay;
+use crate::failure::Failure;
 use crate::gate::{Gate, MemoryGate, Roster, SeedOrder};
 use crate::images::Images;
 use crate::ledger::SqliteLedger;
@@ -87,23 +87,9 @@ pub struct App {
     pub(crate) operator_turn: tokio::sync::Mutex<()>,
     /// Requests with an Idempotency-Key that are being answered.
     pub(crate) keys_under_way: KeysUnderWay,
-    pub(crate) failure: Failure,
+    pub(crate) failure: Arc<Failure>,
     /// Cancelled when the process is asked to end.
     pub shutdown: CancellationToken,
-}
-
-/// Where whoever finds out that the disk can no longer be trusted says so: the process then ends.
-#[derive(Debug)]
-pub(crate) struct Failure(Mutex<Option<oneshot::Sender<anyhow::Error>>>);
-
-impl Failure {
-    /// The first report counts.
-    pub(crate) fn report(&self, error: anyhow::Error) {
-        tracing::error!(%error, "stopping");
-        if let Some(failed) = self.0.lock().take() {
-            let _ = failed.send(error);
-        }
-    }
 }
 
 /// A running server.
@@ -278,7 +264,8 @@ pub async fn open(
     // One more than the room: the claims that are replayed come in one piece.
     let (clerk_send, clerk_receive) = mpsc::channel(settings.queue.capacity.saturating_add(1));
     let (failed, journal_failed) = oneshot::channel();
-    let (report_failure, reported) = oneshot::channel();
+    let (failure, reported) = Failure::new();
+    ledger.report_to(Arc::clone(&failure));
     let parts = JournalParts {
         gate: Arc::clone(&memory),
         unrecorded: Arc::clone(&unrecorded),
@@ -319,7 +306,7 @@ pub async fn open(
         runtime: tokio::runtime::Handle::current(),
         operator_turn: tokio::sync::Mutex::default(),
         keys_under_way: KeysUnderWay::default(),
-        failure: Failure(Mutex::new(Some(report_failure))),
+        failure,
         settings,
         clock,
         metrics,

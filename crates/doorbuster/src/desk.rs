@@ -73,7 +73,8 @@ impl App {
         work: impl Future<Output = LedgerResult<T>> + Send + 'static,
     ) -> LedgerResult<T> {
         let task = self.tasks.spawn_on(work, &self.runtime);
-        let outcome = task.await.map_err(|_| LedgerError::Unknown("the change was interrupted".into()))?;
+        let outcome =
+            task.await.unwrap_or_else(|_| Err(LedgerError::Unknown("the change was interrupted".into())));
         outcome.inspect_err(|error| self.stop_if_unknown(error))
     }
 

@@ -45,6 +45,9 @@ pub mod app;
 /// Named points at which tests end the process.
 pub mod crash;
 
+/// Who is told that a file can no longer be trusted.
+pub mod failure;
+
 /// The one clock.
 pub mod clock;
 

@@ -99,6 +99,9 @@ struct Args {
     /// Repetitions of each alternating measurement; the median counts.
     #[arg(long)]
     repetitions: Option<usize>,
+    /// Connections on which the next request waits for the answer to the one before
+    #[arg(long)]
+    connections: Option<usize>,
     /// Writes figures and samples as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -212,6 +215,7 @@ fn main() -> anyhow::Result<()> {
     plan.open_files = processes::raise_open_files();
     plan.repetitions = args.repetitions.unwrap_or(plan.repetitions).max(1);
     plan.overload_repetitions = args.repetitions.unwrap_or(plan.overload_repetitions).max(1);
+    plan.connections = args.connections.unwrap_or(plan.connections).max(1);
     if let Some(kind) = args.profile {
         return http::profile(&Plan { run: Duration::from_secs(10), ..plan }, kind, args.rate);
     }

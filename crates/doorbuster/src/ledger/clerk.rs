@@ -67,11 +67,16 @@ impl Clerk {
             if !wait_for_claims(&mut claims, &mut waiting, size).await {
                 return ClerkEnd::Done;
             }
-            let batch: Vec<_> = waiting.drain(..size.min(waiting.len())).collect();
+            let mut batch: Vec<_> = waiting.drain(..size.min(waiting.len())).collect();
             crash::point("clerk.recording");
             let began = self.clock.instant();
             match self.record(&batch, &hurry).await {
-                Ok(Some(records)) => self.settle(&batch, &records),
+                Ok(Some(records)) => {
+                    // What gave way to somebody comes first in the next batch.
+                    let left = batch.split_off(records.len());
+                    left.into_iter().rev().for_each(|journaled| waiting.push_front(journaled));
+                    self.settle(&batch, &records);
+                }
                 Ok(None) => return ClerkEnd::Done,
                 Err(error) => return ClerkEnd::Failed(error),
             }
@@ -110,7 +115,7 @@ impl Clerk {
                 batch.iter().map(|journaled| (journaled.seq, Arc::clone(&journaled.claim))).collect();
             match self.ledger.record_orders(claims, self.clock.now()).await {
                 Ok(records) => {
-                    self.metrics.clerk_batch_claims.observe(f64_of(batch.len()));
+                    self.metrics.clerk_batch_claims.observe(f64_of(records.len()));
                     self.metrics.clerk_commit_seconds.observe(began.elapsed().as_secs_f64());
                     return Ok(Some(records));
                 }

@@ -17,8 +17,9 @@ use rusqlite_migration::{M, Migrations};
 use tokio::sync::{mpsc, oneshot};
 
 use super::claim::{self, Claim};
+use super::copying::Log;
 use super::reply::{Answer, Reply, Round, question};
-use super::sqlite::{self, CommitFailure, Sharing};
+use super::sqlite::{self, CommitFailure};
 use super::unrecorded::Unrecorded;
 use crate::clock::Clock;
 use crate::crash;
@@ -32,6 +33,10 @@ const PRUNE_AFTER_IDLE: Duration = Duration::from_millis(200);
 
 /// Under load, entries are dropped once per so many commits: dropping is work too.
 const COMMITS_PER_PRUNE: u32 = 64;
+
+/// Pages of the log after which they are copied into the file (16 MiB of 4 KiB pages). Few of them differ, since
+/// recorded claims make room for new ones.
+const COPY_PAGES: u32 = 4_096;
 
 /// Under load the journal rests this long between two commits: a commit that carries many claims costs each of them
 /// less, and the answer waits for it no longer than for the disk.
@@ -54,6 +59,7 @@ pub struct Journaled {
 #[derive(Debug)]
 pub struct Journal {
     connection: Connection,
+    log: Log,
     last_seq: u64,
 }
 
@@ -124,7 +130,7 @@ impl Journal {
     /// `cursor`. A journal of another ledger, or one that ends before the cursor, is refused: one of the two files
     /// was replaced, and going on would lose or repeat orders.
     pub fn open(path: &Path, vfs: Option<&str>, incarnation: &[u8; 16], cursor: u64) -> anyhow::Result<Self> {
-        let mut connection = sqlite::open_writer(path, vfs, Sharing::Exclusive)?;
+        let mut connection = sqlite::open_writer(path, vfs)?;
         let migrations = Migrations::new(MIGRATIONS.iter().copied().map(M::up).collect());
         migrations
             .to_latest(&mut connection)
@@ -147,7 +153,8 @@ impl Journal {
                 path.display()
             );
         }
-        Ok(Self { connection, last_seq })
+        let log = Log::of(&connection, path, vfs, COPY_PAGES)?;
+        Ok(Self { connection, log, last_seq })
     }
 
     /// The claims after `cursor`, oldest first: answered, not yet recorded.
@@ -176,6 +183,7 @@ impl Journal {
         let recorded = Arc::new(AtomicU64::new(0));
         let writer = Writer {
             connection: self.connection,
+            log: self.log,
             next_seq: self.last_seq + 1,
             inbox: Arc::clone(&inbox),
             recorded: Arc::clone(&recorded),
@@ -237,6 +245,7 @@ struct Running {
 
 struct Writer {
     connection: Connection,
+    log: Log,
     next_seq: u64,
     inbox: Arc<Inbox>,
     recorded: Arc<AtomicU64>,
@@ -278,6 +287,7 @@ impl Writer {
             }
             let load = batch.len() >= LOAD_CLAIMS;
             self.write(&mut batch);
+            self.log.after_commit(&self.connection);
             if load {
                 std::thread::sleep(REST_UNDER_LOAD);
             }

@@ -2,6 +2,8 @@
 
 pub mod claim;
 
+pub mod copying;
+
 pub mod journal;
 
 pub mod look;

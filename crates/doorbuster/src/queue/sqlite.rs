@@ -11,22 +11,13 @@ const SQLITE_VERSION_MIN: i32 = 3_051_003;
 /// `PRAGMA synchronous` as it reads back for FULL.
 const SYNCHRONOUS_FULL: i64 = 2;
 
-/// Who else may have the file open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sharing {
-    /// Nobody: the lock is held for good, and the WAL index lives in memory.
-    Exclusive,
-    /// Readers of this process.
-    Readers,
-}
+/// Prepared statements that a connection keeps: more than there are.
+const STATEMENTS_KEPT: usize = 256;
 
-/// Opens a file for its one writer: WAL, `synchronous=FULL`, checked by reading the settings back.
-pub fn open_writer(path: &Path, vfs: Option<&str>, sharing: Sharing) -> anyhow::Result<Connection> {
+/// Opens a file for its one writer (the folder's lock sees to it that there is no second): WAL, `synchronous=FULL`, checked by reading the settings back.
+pub fn open_writer(path: &Path, vfs: Option<&str>) -> anyhow::Result<Connection> {
     check_version(rusqlite::version_number())?;
     let connection = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE, vfs)?;
-    if sharing == Sharing::Exclusive {
-        connection.pragma_update(None, "locking_mode", "exclusive")?;
-    }
     let mode: String = connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
     ensure!(mode == "wal", "{} cannot be used in WAL mode (it says {mode})", path.display());
     connection.pragma_update(None, "synchronous", "full")?;
@@ -34,7 +25,7 @@ pub fn open_writer(path: &Path, vfs: Option<&str>, sharing: Sharing) -> anyhow::
     ensure!(synchronous == SYNCHRONOUS_FULL, "{} does not accept synchronous=FULL", path.display());
     connection.pragma_update(None, "foreign_keys", "on")?;
     connection.pragma_update(None, "temp_store", "memory")?;
-    connection.set_prepared_statement_cache_capacity(64);
+    connection.set_prepared_statement_cache_capacity(STATEMENTS_KEPT);
     Ok(connection)
 }
 
@@ -42,8 +33,33 @@ pub fn open_writer(path: &Path, vfs: Option<&str>, sharing: Sharing) -> anyhow::
 pub fn open_reader(path: &Path, vfs: Option<&str>) -> anyhow::Result<Connection> {
     let connection = open(path, OpenFlags::SQLITE_OPEN_READ_ONLY, vfs)?;
     connection.pragma_update(None, "query_only", "on")?;
-    connection.set_prepared_statement_cache_capacity(64);
+    connection.set_prepared_statement_cache_capacity(STATEMENTS_KEPT);
     Ok(connection)
+}
+
+/// How long a file's log is, and how much of it is copied into the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogPages {
+    pub log: u32,
+    pub copied: u32,
+}
+
+/// Looks at the log and does nothing.
+pub fn log_pages(connection: &Connection) -> rusqlite::Result<LogPages> {
+    checkpoint(connection, "pragma wal_checkpoint(noop)")
+}
+
+/// Copies the log into its file as far as nobody's reading stands in the way. A log that was copied whole is begun anew
+/// by the next commit.
+pub fn copy_log(connection: &Connection) -> rusqlite::Result<LogPages> {
+    checkpoint(connection, "pragma wal_checkpoint(passive)")
+}
+
+fn checkpoint(connection: &Connection, pragma: &str) -> rusqlite::Result<LogPages> {
+    // Both are -1 when another connection is copying at this moment.
+    let pages = |pages: i64| u32::try_from(pages).unwrap_or(0);
+    connection
+        .query_row(pragma, [], |row| Ok(LogPages { log: pages(row.get(1)?), copied: pages(row.get(2)?) }))
 }
 
 /// The version of a file's tables; `None` when there is no such file yet.
@@ -112,12 +128,8 @@ mod tests {
     #[test]
     fn a_writer_syncs_fully() {
         let folder = tempfile::tempdir().unwrap();
-        for sharing in [Sharing::Exclusive, Sharing::Readers] {
-            let path = folder.path().join(format!("{sharing:?}.db"));
-            let connection = open_writer(&path, None, sharing).unwrap();
-            let synchronous: i64 =
-                connection.pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap();
-            assert_eq!(synchronous, SYNCHRONOUS_FULL);
-        }
+        let connection = open_writer(&folder.path().join("a.db"), None).unwrap();
+        let synchronous: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap();
+        assert_eq!(synchronous, SYNCHRONOUS_FULL);
     }
 }

@@ -12,6 +12,7 @@ use rules::order::{Reason, State};
 use rules::sale::{ChallengeKind, Offer, RegistrationKind, Sale, SaleAction, SaleState, Window};
 use rules::time::UnixMs;
 use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 
 macro_rules! contract {
     ($module:ident, $books:ident, $($name:ident($stock:literal)),+ $(,)?) => {
@@ -141,6 +142,38 @@ async fn assert_books_fit(books: &Books) {
         let money = OrderMoney { order: order.id, state: order.status.state, payments };
         assert_eq!(check_money(&money), None);
     }
+}
+
+async fn a_long_batch_gives_way_to_those_who_wait_and_goes_on_after_them(books: Books) {
+    const ORDERS: u32 = 400;
+    let until = CancellationToken::new();
+    let settles = {
+        let (ledger, until) = (books.ledger.clone(), until.clone());
+        tokio::spawn(async move {
+            while !until.is_cancelled() {
+                let nobody = ledger.cancel_order(OrderId(1), buyer("nobody"), NOW).await.unwrap();
+                assert!(matches!(nobody, Cancelled::NotFound));
+            }
+        })
+    };
+    let mut left: Vec<_> = (1..=ORDERS)
+        .map(|number| claim(number.into(), 1_000 + u128::from(number), &format!("buyer-{number}"), 1))
+        .collect();
+    let mut batches = 0;
+    while !left.is_empty() {
+        let recorded = record(&books, left.clone()).await;
+        assert!(recorded.iter().all(|outcome| *outcome == Recorded::Recorded));
+        assert!(!recorded.is_empty() && recorded.len() <= left.len());
+        let last = left[recorded.len() - 1].0;
+        assert_eq!(books.ledger.cursor().await.unwrap(), last, "the cursor stands where the batch ended");
+        left.drain(..recorded.len());
+        batches += 1;
+    }
+    until.cancel();
+    settles.await.unwrap();
+    assert!(batches > 1, "nobody was given way to");
+    assert_eq!(live_units(&books).await, ORDERS);
+    assert_books_fit(&books).await;
 }
 
 #[derive(Debug)]
@@ -327,6 +360,7 @@ contract!(
     sqlite_ledger,
     sqlite,
     a_batch_becomes_orders_and_moves_the_cursor(10),
+    a_long_batch_gives_way_to_those_who_wait_and_goes_on_after_them(400),
     a_repeat_is_told_apart_and_counted_once(10),
     the_guard_refuses_what_the_gate_should_not_have_granted(3),
     a_buyer_has_one_live_order(10),

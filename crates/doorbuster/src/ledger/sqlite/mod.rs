@@ -1,5 +1,5 @@
-//! The SQLite ledger: one thread writes, a few connections read. Settles go first, those that wait together share one
-//! commit; the clerk's batches wait for them.
+//! The SQLite ledger: one connection writes, a few read. Two threads share the one that writes: changes that somebody
+//! waits for go first, and those that wait together share one commit; the clerk's batches give way to them.
 
 mod audit;
 
@@ -39,18 +39,21 @@ pub use tail::EventPage;
 pub use webhooks::{ParkedEvent, Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use anyhow::Context as _;
-use crossbeam_channel::{Receiver, Sender, select_biased};
-use parking_lot::Mutex;
+use crossbeam_channel::{Receiver, Sender, TrySendError};
+use parking_lot::{Mutex, MutexGuard};
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use rusqlite_migration::{M, Migrations};
 use tokio::sync::oneshot;
 
 use super::{LedgerError, LedgerResult};
-use crate::queue::sqlite::{CommitFailure, Sharing, classify_commit, open_reader, open_writer};
+use crate::failure::Failure;
+use crate::queue::copying::{Log, stand_back};
+use crate::queue::sqlite::{CommitFailure, classify_commit, open_reader, open_writer};
 
 const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0001_ledger.sql"),
@@ -72,16 +75,12 @@ const READS_WAITING_MAX: usize = 4_096;
 /// Most writes waiting at once, of either kind.
 const WRITES_WAITING_MAX: usize = 4_096;
 
-/// Pages of WAL after which SQLite copies them into the file (64 MiB of 4 KiB pages): fewer, larger copies than the
-/// default, since many orders touch the same index pages.
-const CHECKPOINT_PAGES: u32 = 16_384;
-
 /// Page cache of the writer, in KiB: the random index of a million orders fits.
 const WRITER_CACHE_KIB: i64 = 131_072;
 
-/// How far the writing thread stands back when cores are short: the buyers who wait for an answer come first, and the
-/// orders behind them have a queue to wait in.
-const WRITER_NICE: i32 = 5;
+/// Pages of the log after which they are copied into the file (64 MiB of 4 KiB pages): many orders touch the same index
+/// pages, and fewer, larger copies write each of them less often.
+const COPY_PAGES: u32 = 16_384;
 
 /// Most settles that share one commit: enough to be quicker than they come, few enough that nobody waits long.
 const SETTLES_PER_COMMIT: usize = 64;
@@ -155,29 +154,42 @@ pub struct SqliteLedger {
     threads: Arc<Mutex<Vec<JoinHandle<()>>>>,
     incarnation: [u8; 16],
     path: PathBuf,
+    writer: Arc<Writer>,
+    failure: Arc<OnceLock<Arc<Failure>>>,
 }
 
 impl SqliteLedger {
     /// Opens or makes the ledger and brings its tables up to date. `new_incarnation` names a ledger that is made now.
     pub fn open(path: &Path, vfs: Option<&str>, new_incarnation: [u8; 16]) -> anyhow::Result<Self> {
-        let mut writer = open_writer(path, vfs, Sharing::Readers)?;
-        writer.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
-        writer.pragma_update(None, "cache_size", -WRITER_CACHE_KIB)?;
+        let mut connection = open_writer(path, vfs)?;
+        connection.pragma_update(None, "cache_size", -WRITER_CACHE_KIB)?;
         let migrations = Migrations::new(MIGRATIONS.iter().copied().map(M::up).collect());
-        migrations.to_latest(&mut writer).with_context(|| format!("cannot prepare {}", path.display()))?;
-        writer.execute("insert or ignore into identity values (1, ?1, 0)", [new_incarnation.as_slice()])?;
-        let incarnation = writer.query_row("select incarnation from identity", [], |row| row.get(0))?;
+        migrations
+            .to_latest(&mut connection)
+            .with_context(|| format!("cannot prepare {}", path.display()))?;
+        connection
+            .execute("insert or ignore into identity values (1, ?1, 0)", [new_incarnation.as_slice()])?;
+        let incarnation = connection.query_row("select incarnation from identity", [], |row| row.get(0))?;
         let (settle, settles) = crossbeam_channel::bounded(WRITES_WAITING_MAX);
         let (clerk, batches) = crossbeam_channel::bounded(WRITES_WAITING_MAX);
         let (reads, read_work) = crossbeam_channel::bounded(READS_WAITING_MAX);
-        let mut threads = vec![spawn("ledger-writer", move || run_writer(writer, &settles, &batches))?];
+        let failure = Arc::<OnceLock<_>>::default();
+        let log = Log::of(&connection, path, vfs, COPY_PAGES)?;
+        let watched = Watched(Arc::clone(&failure));
+        let writing = Mutex::new(Writing { connection, log, watched });
+        let writer = Arc::new(Writer { writing, wanted: AtomicBool::new(false) });
+        let (settler, recorder) = (Arc::clone(&writer), Arc::clone(&writer));
+        let mut threads = vec![
+            spawn("ledger-settles", move || settler.settle_all(&settles))?,
+            spawn("ledger-clerk", move || recorder.record_all(&batches))?,
+        ];
         for _ in 0..READERS {
             let connection = open_reader(path, vfs)?;
             let read_work = read_work.clone();
             threads.push(spawn("ledger-reader", move || run_reader(connection, &read_work))?);
         }
         let threads = Arc::new(Mutex::new(threads));
-        Ok(Self { settle, clerk, reads, threads, incarnation, path: path.to_owned() })
+        Ok(Self { settle, clerk, reads, threads, incarnation, path: path.to_owned(), writer, failure })
     }
 
     #[must_use]
@@ -190,10 +202,16 @@ impl SqliteLedger {
         &self.path
     }
 
+    /// Whom the writer tells of a commit of which nobody knows whether it happened: gate and ledger may disagree from
+    /// there on. The first one named is told.
+    pub fn report_to(&self, failure: Arc<Failure>) {
+        let _ = self.failure.set(failure);
+    }
+
     /// Waits until everything handed in is done and the file is closed. To be called when no other handle is left.
     pub fn close(self) {
-        let Self { settle, clerk, reads, threads, .. } = self;
-        drop((settle, clerk, reads));
+        let Self { settle, clerk, reads, threads, writer, .. } = self;
+        drop((settle, clerk, reads, writer));
         for thread in threads.lock().drain(..) {
             let _ = thread.join();
         }
@@ -211,8 +229,11 @@ impl SqliteLedger {
             Urgency::Settle => &self.settle,
             Urgency::Clerk => &self.clerk,
         };
-        queue.try_send(job).map_err(|_| unavailable("too many writes are waiting"))?;
-        receive.await.map_err(|_| LedgerError::Unknown("the ledger's writer is gone".into()))?
+        queue.try_send(job).map_err(|refused| match refused {
+            TrySendError::Full(_) => unavailable("too many writes are waiting"),
+            TrySendError::Disconnected(_) => writer_is_gone(),
+        })?;
+        receive.await.map_err(|_| writer_is_gone())?
     }
 
     /// Runs a read beside the writer, on a snapshot of the last commit.
@@ -233,13 +254,40 @@ fn unavailable(reason: &str) -> LedgerError {
     LedgerError::Unavailable(reason.to_owned())
 }
 
+fn writer_is_gone() -> LedgerError {
+    LedgerError::Unknown("the ledger's writer is gone".to_owned())
+}
+
+/// Sees to it that an unknown end of a commit, or of a writing thread, does not stay unheard.
+#[derive(Clone, Debug)]
+struct Watched(Arc<OnceLock<Arc<Failure>>>);
+
+impl Watched {
+    fn report(&self, reason: &str) {
+        if let Some(failure) = self.0.get() {
+            failure.report(anyhow::anyhow!("the ledger's disk can no longer be trusted: {reason}"));
+        }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.report("a writing thread died");
+        }
+    }
+}
+
 /// Makes the changes in one transaction and tells each how that ended.
-fn commit(connection: &mut Connection, mut changes: Vec<Write>) {
+fn commit(connection: &mut Connection, mut changes: Vec<Write>, watched: &Watched) {
     let fate = make(connection, &mut changes).unwrap_or_else(|error| match LedgerError::from(error) {
         LedgerError::Unavailable(reason) => CommitFate::NothingHappened(reason),
         LedgerError::Unknown(reason) => CommitFate::Unknown(reason),
         LedgerError::Failed(error) => CommitFate::Failed(error.to_string()),
     });
+    if let CommitFate::Unknown(reason) = &fate {
+        watched.report(reason);
+    }
     for change in changes {
         change.answer(&fate);
     }
@@ -291,22 +339,54 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<Join
     std::thread::Builder::new().name(name.into()).spawn(run).context("cannot start a thread")
 }
 
-fn run_writer(mut connection: Connection, settles: &Receiver<Write>, batches: &Receiver<Write>) {
-    // A system that does not allow it loses nothing but politeness.
-    let _ = rustix::process::nice(WRITER_NICE);
-    loop {
-        let changes = select_biased! {
-            recv(settles) -> first => first.map(|first| with_those_waiting(first, settles)),
-            recv(batches) -> batch => batch.map(|batch| vec![batch]),
-        };
-        match changes {
-            Ok(changes) => commit(&mut connection, changes),
-            // Both queues belong to one handle: when one is gone, the other only needs to be emptied.
-            Err(_) => break,
+/// What writes: one of the two writing threads has it at a time.
+#[derive(Debug)]
+struct Writer {
+    writing: Mutex<Writing>,
+    /// Somebody waits for what cannot be written before the clerk lets go.
+    wanted: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Writing {
+    connection: Connection,
+    /// After the connection: see there.
+    log: Log,
+    watched: Watched,
+}
+
+impl Writer {
+    /// Somebody waits for each of these. Those that came while the clerk wrote share one commit.
+    fn settle_all(&self, settles: &Receiver<Write>) {
+        let _watched = self.writing.lock().watched.clone();
+        for first in settles {
+            self.wanted.store(true, Ordering::Release);
+            let mut writing = self.writing.lock();
+            self.wanted.store(false, Ordering::Release);
+            writing.commit(with_those_waiting(first, settles));
         }
     }
-    for change in settles.try_iter().chain(batches.try_iter()) {
-        commit(&mut connection, vec![change]);
+
+    /// The buyers who wait for an answer come first, and the orders behind them have a queue to wait in.
+    fn record_all(&self, batches: &Receiver<Write>) {
+        let _watched = self.writing.lock().watched.clone();
+        stand_back();
+        for batch in batches {
+            let mut writing = self.writing.lock();
+            writing.commit(vec![batch]);
+            MutexGuard::unlock_fair(writing);
+        }
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Acquire)
+    }
+}
+
+impl Writing {
+    fn commit(&mut self, changes: Vec<Write>) {
+        commit(&mut self.connection, changes, &self.watched);
+        self.log.after_commit(&self.connection);
     }
 }
 
@@ -371,4 +451,23 @@ mod column {
 /// Rows are counted by SQLite as signed numbers.
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_writing_thread_that_dies_is_heard_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let ledger = SqliteLedger::open(&folder.path().join("ledger.db"), None, [1; 16]).unwrap();
+        let (failure, reported) = Failure::new();
+        ledger.report_to(failure);
+        let dies = |_: &Transaction<'_>| -> LedgerResult<()> { panic!("as the test wants") };
+        let died = ledger.transact(Urgency::Settle, dies).await;
+        assert!(matches!(died, Err(LedgerError::Unknown(_))), "{died:?}");
+        assert!(reported.await.unwrap().to_string().contains("a writing thread died"));
+        let after = ledger.transact(Urgency::Settle, |_| Ok(())).await;
+        assert!(matches!(after, Err(LedgerError::Unknown(_))), "it is no queue that is full: {after:?}");
+    }
 }

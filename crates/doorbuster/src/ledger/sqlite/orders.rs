@@ -38,6 +38,9 @@ pub(super) const ORDER_TABLES: &str = "orders join offers using (offer_no) join 
 /// After so many claims of a batch, whoever waits for the core may have it: a batch is long, and nobody waits for it.
 const CLAIMS_PER_YIELD: usize = 32;
 
+/// So many claims are recorded before a batch gives way: fewer would not pay for their commit.
+const CLAIMS_BEFORE_GIVING_WAY: usize = 2 * CLAIMS_PER_YIELD;
+
 /// A live or recently ended order, for rebuilding the gate.
 #[derive(Clone, Debug)]
 pub struct Remembered<'a> {
@@ -50,7 +53,9 @@ pub struct Remembered<'a> {
 }
 
 impl SqliteLedger {
-    /// Turns claims into orders: one transaction for the batch and for the clerk's cursor.
+    /// Turns claims into orders: one transaction for the batch and for the clerk's cursor. When somebody waits for the
+    /// ledger meanwhile, the batch ends early: the answer has a record for each claim that was recorded, from the first
+    /// on and at least one.
     ///
     /// Durable when it returns. A retry is harmless: the order id tells a claim that is already recorded. The order of
     /// the claims is the order of the journal; when units run short (a defect of the gate), the earlier claim wins.
@@ -60,7 +65,11 @@ impl SqliteLedger {
         batch: Vec<(u64, Arc<Claim>)>,
         now: UnixMs,
     ) -> LedgerResult<Vec<Record>> {
-        self.transact(Urgency::Clerk, move |transaction| record(transaction, &batch, now)).await
+        let writer = Arc::clone(&self.writer);
+        self.transact(Urgency::Clerk, move |transaction| {
+            record(transaction, &batch, now, || writer.is_wanted())
+        })
+        .await
     }
 
     /// How far the clerk has read the journal.
@@ -182,6 +191,7 @@ fn record(
     transaction: &Transaction<'_>,
     batch: &[(u64, Arc<Claim>)],
     now: UnixMs,
+    somebody_waits: impl Fn() -> bool,
 ) -> LedgerResult<Vec<Record>> {
     let mut books = Books::default();
     for (_, claim) in batch {
@@ -195,25 +205,27 @@ fn record(
     }
     let fits = who_fits(transaction, batch, &mut books)?;
     let mut pen = Pen::new(transaction)?;
-    let unknown_offer = Record { outcome: Recorded::Refused(Reason::Internal), order: None };
-    let mut records = vec![unknown_offer; batch.len()];
-    for (index, (((seq, claim), fits), record)) in batch.iter().zip(fits).zip(&mut records).enumerate() {
+    let mut records = Vec::with_capacity(batch.len());
+    for (index, ((seq, claim), fits)) in batch.iter().zip(fits).enumerate() {
         if index % CLAIMS_PER_YIELD == 0 {
+            if index >= CLAIMS_BEFORE_GIVING_WAY && somebody_waits() {
+                break;
+            }
             std::thread::yield_now();
         }
-        if let Some(revive) = claim.revives {
-            *record = settling::record_revival(transaction, claim, revive, fits, now)?;
-            continue;
-        }
-        let Some(offer) = books.get_mut(&claim.offer).and_then(Option::as_mut) else { continue };
-        *record = record_one(&mut pen, *seq, claim, fits, offer, now)?;
+        let offer = books.get_mut(&claim.offer).and_then(Option::as_mut);
+        records.push(match (claim.revives, offer) {
+            (Some(revive), _) => settling::record_revival(transaction, claim, revive, fits, now)?,
+            (None, Some(offer)) => record_one(&mut pen, *seq, claim, fits, offer, now)?,
+            (None, None) => Record { outcome: Recorded::Refused(Reason::Internal), order: None },
+        });
     }
     drop(pen);
     insert_events(transaction, now)?;
     for offer in books.values().flatten().filter(|offer| offer.taken > 0) {
         move_counter(transaction, offer, now)?;
     }
-    let last = batch.iter().map(|(seq, _)| *seq).max().unwrap_or(0);
+    let last = batch.iter().zip(&records).map(|((seq, _), _)| *seq).max().unwrap_or(0);
     transaction.prepare_cached("update identity set cursor = max(cursor, ?1)")?.execute([signed(last)])?;
     crash::point("ledger.committing");
     Ok(records)

@@ -1,0 +1,27 @@
+//! Where whoever finds out that a file can no longer be trusted says so: the process then ends and reads its files again.
+//! Knows nothing of what is in them.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+/// The way to the one who ends the process.
+#[derive(Debug)]
+pub struct Failure(Mutex<Option<oneshot::Sender<anyhow::Error>>>);
+
+impl Failure {
+    #[must_use]
+    pub fn new() -> (Arc<Self>, oneshot::Receiver<anyhow::Error>) {
+        let (report, reported) = oneshot::channel();
+        (Arc::new(Self(Mutex::new(Some(report)))), reported)
+    }
+
+    /// The first report counts.
+    pub fn report(&self, error: anyhow::Error) {
+        tracing::error!(%error, "stopping");
+        if let Some(failed) = self.0.lock().take() {
+            let _ = failed.send(error);
+        }
+    }
+}
