@@ -16,6 +16,7 @@ use crate::history::History;
 use crate::report;
 use crate::verdict::{Audit, Evidence};
 use crate::view::Sample;
+use crate::words::thousands;
 
 /// The version of the file. Another one is refused rather than half understood.
 const VERSION: u32 = 1;
@@ -187,8 +188,8 @@ impl Record {
         let verdict =
             nothing.as_deref().map_or(report::Verdict::Judged(sentences), report::Verdict::NotJudged);
         let more = [
-            ("sockets".to_owned(), self.facts.connections.to_string()),
-            ("answered calls".to_owned(), totals.calls.to_string()),
+            ("sockets".to_owned(), thousands(u64::try_from(self.facts.connections).unwrap_or(u64::MAX))),
+            ("answered calls".to_owned(), thousands(totals.calls)),
         ];
         with(&report::Input {
             scenario: report::Scenario { name: &self.facts.scenario, text: &self.facts.scenario_text },
@@ -223,7 +224,7 @@ impl Record {
 
 impl OfferFacts {
     fn to_report(&self) -> report::Offer<'_> {
-        report::Offer { id: self.id, name: &self.name, stock: self.stock.unwrap_or(0) }
+        report::Offer { id: self.id, name: &self.name, stock: self.stock }
     }
 }
 

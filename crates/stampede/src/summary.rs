@@ -23,6 +23,8 @@ const CODES_SHOWN_MAX: usize = 3;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Buyers {
     won: u64,
+    /// Had an order that is over.
+    ended: u64,
     sold_out: u64,
     hung_up: u64,
     gave_up: u64,
@@ -33,6 +35,7 @@ struct Buyers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Won,
+    Ended,
     SoldOut,
     HungUp,
     GaveUp,
@@ -42,8 +45,11 @@ enum End {
 impl End {
     fn of(history: &History) -> Self {
         let told = |wanted: fn(&What) -> bool| history.events.iter().any(|event| wanted(&event.what));
-        if history.orders().iter().any(Seen::is_live) {
+        let orders = history.orders();
+        if orders.iter().any(Seen::is_live) {
             Self::Won
+        } else if !orders.is_empty() {
+            Self::Ended
         } else if told(|what| matches!(what, What::Refused { code, .. } if code == Code::SoldOut.as_str())) {
             Self::SoldOut
         } else if told(|what| matches!(what, What::HungUp { .. })) {
@@ -62,6 +68,7 @@ impl Buyers {
         for history in histories {
             let count = match End::of(history) {
                 End::Won => &mut buyers.won,
+                End::Ended => &mut buyers.ended,
                 End::SoldOut => &mut buyers.sold_out,
                 End::HungUp => &mut buyers.hung_up,
                 End::GaveUp => &mut buyers.gave_up,
@@ -70,6 +77,13 @@ impl Buyers {
             *count += 1;
         }
         buyers
+    }
+}
+
+impl Buyers {
+    const fn all(self) -> u64 {
+        let Self { won, ended, sold_out, hung_up, gave_up, other } = self;
+        won + ended + sold_out + hung_up + gave_up + other
     }
 }
 
@@ -196,7 +210,7 @@ impl Summary {
 
     fn evidence(&self, promise: Promise) -> String {
         let buyers = self.buyers;
-        let crowd = thousands(buyers.won + buyers.sold_out + buyers.hung_up + buyers.gave_up + buyers.other);
+        let crowd = thousands(buyers.all());
         let orders = thousands(self.units.map_or(self.orders, |units| units.taken));
         match (promise, self.units) {
             (Promise::NeverOversold | Promise::NoUnitStranded, None) => {
@@ -260,6 +274,7 @@ impl Summary {
         let rest = [
             ("paid", paid, "of them"),
             ("cancelled", cancelled, "gave their order back"),
+            ("over", buyers.ended.saturating_sub(cancelled), "had an order that ended otherwise"),
             ("sold out", buyers.sold_out, "told at once"),
             ("hung up", buyers.hung_up, "in the middle of their try, and got nothing"),
             ("gave up", buyers.gave_up, ""),
@@ -308,7 +323,7 @@ impl Summary {
 
     #[must_use]
     pub fn to_json(&self, url: &str) -> Value {
-        let Buyers { won, sold_out, hung_up, gave_up, other } = self.buyers;
+        let Buyers { won, ended, sold_out, hung_up, gave_up, other } = self.buyers;
         let (call, click) = (self.totals.call, self.totals.click);
         let promise = |promise: Promise| {
             let broken = self.broken(promise);
@@ -325,7 +340,7 @@ impl Summary {
             "stock": self.units.map(|units| units.stock),
             "sold": self.units.map_or(self.orders, |units| units.taken),
             "free": self.units.map(|units| units.free),
-            "buyers": {"won": won, "sold_out": sold_out, "hung_up": hung_up, "gave_up": gave_up, "other": other},
+            "buyers": {"won": won, "ended": ended, "sold_out": sold_out, "hung_up": hung_up, "gave_up": gave_up, "other": other},
             "funnel": {
                 "arrived": self.totals.arrived, "passes": self.totals.passes, "tries": self.totals.tries,
                 "queued": self.totals.queued, "won": self.totals.won, "paid": self.totals.paid,

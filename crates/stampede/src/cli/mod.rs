@@ -194,6 +194,17 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn who_gave_an_order_back_was_not_refused() {
+        let json = file("back.json");
+        let person = "cancel = 1.0\ndecide_within = \"0ms\"";
+        let demo = ["--demo-login", "--json", &json];
+        assert_eq!(night_of(Manners::default(), person, &demo).await, code(0));
+        let told: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        let buyers = &told["summary"]["buyers"];
+        assert!(buyers["ended"].as_u64() >= Some(10) && buyers["other"] == 0, "{buyers}");
+    }
+
+    #[tokio::test]
     async fn to_be_told_that_the_sale_is_paused_is_no_broken_promise() {
         assert_eq!(night(Manners { paused: true, ..Manners::default() }, &[]).await, code(0));
     }
