@@ -87,7 +87,7 @@ impl Buyers {
     }
 }
 
-/// What the others were told last, most often first: `3 blocked, 1 not_registered`.
+/// What the others were told last, most often first: `blocked`, or `3 blocked, 1 not_registered`.
 fn reasons(histories: &[History]) -> String {
     let others = histories.iter().filter(|history| End::of(history) == End::Other);
     let mut codes: BTreeMap<&str, u64> = BTreeMap::new();
@@ -96,6 +96,9 @@ fn reasons(histories: &[History]) -> String {
     }
     let mut codes: Vec<(&str, u64)> = codes.into_iter().collect();
     codes.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    if let [(code, _)] = codes.as_slice() {
+        return (*code).to_owned();
+    }
     let shown = codes.iter().take(CODES_SHOWN_MAX);
     let shown: Vec<String> = shown.map(|(code, count)| format!("{} {code}", thousands(*count))).collect();
     shown.join(", ")
@@ -224,8 +227,11 @@ impl Summary {
             }
             (Promise::OneOrderPerBuyer, _) => {
                 // Not what is taken: an earlier crowd may have taken some of it.
-                let (tries, orders) = (thousands(self.totals.tries), thousands(self.orders));
-                format!("{tries} tries, double clicks included, made {orders} orders")
+                let tries = match self.totals.tries {
+                    1 => "1 try".to_owned(),
+                    tries => format!("{} tries", thousands(tries)),
+                };
+                format!("{tries}, double clicks included, made {}", many(self.orders, "order"))
             }
             (Promise::EverybodyAnswered, _) => {
                 format!("{crowd} buyers, none left waiting, every order looked at again")

@@ -45,7 +45,7 @@ fn two_buyers_of_one_name_are_refused_with_their_lines() {
     let file = std::env::temp_dir().join(format!("stampede-tokens-{}.txt", std::process::id()));
     // {"alg":"HS256"}.{"sub":"ann"}; whether it is signed is for the server to say.
     let ann = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbm4ifQ.c2ln";
-    std::fs::write(&file, format!("{ann}\n\n{ann}\n")).unwrap();
+    std::fs::write(&file, format!("\u{feff}{ann}\n\n{ann}\n")).unwrap();
     let (code, told) = run(&[], &["--tokens", &file.display().to_string()]);
     std::fs::remove_file(&file).unwrap();
     assert!(code == Some(1) && told.contains("line 3") && told.contains("line 1"), "{code:?}: {told}");

@@ -113,7 +113,10 @@ impl FromArgMatches for BuyersAre {
             (None, Some(secret)) => {
                 Ok(Self::MadeUp(Tokens::Signed { secret: secret.into_bytes(), issuer, audience }))
             }
-            (None, None) => wrong(ErrorKind::MissingRequiredArgument, "the secret is empty"),
+            (None, None) => wrong(
+                ErrorKind::MissingRequiredArgument,
+                "the secret is empty; give --secret, --tokens or --demo-login",
+            ),
         }
     }
 
@@ -255,6 +258,8 @@ fn read_tokens(file: &Path) -> anyhow::Result<Tokens> {
     }
     let text = std::fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))?;
     let (mut tokens, mut lines) = (Vec::new(), HashMap::new());
+    // Some editors begin a file with a mark that no server would take for part of a token.
+    let text = text.trim_start_matches('\u{feff}');
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         // Whether it is valid is for the server to say; here only the name is needed.
         let claims: Claims = jsonwebtoken::dangerous::insecure_decode_claims(line.trim())

@@ -158,7 +158,9 @@ impl Output {
 
     fn talk(&self, judged: &Judged, rehearsal: Option<&Rehearsal>) {
         if self.quiet {
-            let broken = judged.summary.sentences().into_iter().chain(judged.nothing());
+            // A rehearsal says by itself that nothing was proven.
+            let nothing = judged.nothing().filter(|_| rehearsal.is_none());
+            let broken = judged.summary.sentences().into_iter().chain(nothing);
             broken.for_each(|sentence| say::answer(&sentence));
             if let Some(rehearsal) = rehearsal.filter(|rehearsal| !rehearsal.holds) {
                 say::answer(&rehearsal.to_text());

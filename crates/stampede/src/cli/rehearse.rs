@@ -71,8 +71,12 @@ impl Rehearse {
         };
         // Also after a failure: a copy that stays open would be a sale nobody knows of.
         let is_ended = end(&operator, &copy).await;
-        let record =
-            performed.context(if is_ended { "broken off, and the copy was ended" } else { "broken off" })?;
+        let record = match performed {
+            Err(error) if is_ended => {
+                return Err(error.context("the rehearsal did not finish; its copy was ended"));
+            }
+            performed => performed?,
+        };
         self.crowd.keep(&record)?;
         let judged = Judged::of(record);
         let rehearsal = Rehearsal::of(&judged.record, judged.violations());

@@ -437,9 +437,10 @@ fn night_of_three_offers() -> Run {
 #[test]
 fn a_stock_that_only_the_operator_knows_is_not_taken_for_none() {
     let mut run = night(400, 50);
+    let held = run.digest().stock[0].held;
     (run.knows_stock, run.stock) = (false, Vec::new());
     let (digest, page) = (run.digest(), run.with(super::html));
-    assert_eq!((digest.stock[0].held, digest.stock[0].sold_out_us), (50, None));
+    assert!(held > 0 && digest.stock[0].held == held && digest.stock[0].sold_out_us.is_none());
     assert!(digest.fairness.in_order() > 0.5, "{:?}", digest.fairness);
     assert!(page.contains("Units taken") && page.contains("of a stock that only the operator knows"));
     for lie in ["Units left", "of 0 units", "sold out after the", "raffle, coming first"] {
