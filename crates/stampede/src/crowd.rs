@@ -27,15 +27,26 @@ use crate::scenario::{Arrival, Kind, Loop, Wanted, check_mix};
 /// A try that goes out this much after it was due was still in time: a timer's tick and a busy moment.
 pub const IN_TIME: Duration = Duration::from_millis(100);
 
+/// How long a signed token lasts, in milliseconds: longer than any sale is rehearsed.
+const TOKEN_LIFE_MS: i64 = 24 * 3_600_000;
+
 /// How the buyers prove who they are.
 #[derive(Clone)]
 pub enum Tokens {
     /// The demo's login gives a token to everybody.
     Demo,
-    /// Signed here (HS256) with the shop's secret.
-    Signed { secret: Vec<u8> },
+    /// Signed here (HS256) with the shop's secret, for the issuer and the audience the shop asks for.
+    Signed { secret: Vec<u8>, issuer: Option<String>, audience: Option<String> },
     /// Made by the shop, one per buyer.
     Given(Arc<[GivenToken]>),
+}
+
+impl Tokens {
+    /// Signed with `secret`, for a shop that asks for no issuer and no audience.
+    #[must_use]
+    pub fn signed(secret: &[u8]) -> Self {
+        Self::Signed { secret: secret.to_vec(), issuer: None, audience: None }
+    }
 }
 
 /// A token and whose it is.
@@ -49,7 +60,7 @@ impl std::fmt::Debug for Tokens {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Demo => "Demo",
-            Self::Signed { .. } => "Signed { secret: … }",
+            Self::Signed { .. } => "Signed { … }",
             Self::Given(_) => "Given(…)",
         })
     }
@@ -79,6 +90,8 @@ pub struct CrowdSettings {
     pub arrival: Arrival,
     /// How long after the start the curve begins: at the opening, or at once where it is open already.
     pub opens_in: Duration,
+    /// Everybody comes before the opening to sign up, whenever the try is due.
+    pub signs_up: bool,
     /// Sockets at a time, of all buyers. At most half of them wait in long polls and streams.
     pub connections: usize,
     /// Tries per buyer who listens; each waits as told by the answer before.
@@ -110,6 +123,7 @@ impl CrowdSettings {
             mix: vec![Kind::default()],
             arrival: at_once,
             opens_in: none,
+            signs_up: false,
             connections: 512,
             tries_max: 10,
             patience: Duration::from_secs(60),
@@ -141,10 +155,7 @@ impl Crowd {
     /// Must be called inside a tokio runtime. Its clock starts now.
     pub fn new(settings: CrowdSettings) -> anyhow::Result<Self> {
         settings.check()?;
-        let signer = match &settings.tokens {
-            Tokens::Demo | Tokens::Given(_) => None,
-            Tokens::Signed { secret } => Some(Signer(EncodingKey::from_secret(secret))),
-        };
+        let signer = Signer::of(&settings.tokens);
         let solvers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let scene = Scene {
             clock: Clock::start(),
@@ -463,7 +474,47 @@ pub(crate) struct Scene {
     pool: Pool,
 }
 
-pub(crate) struct Signer(pub EncodingKey);
+/// Signs as the shop would.
+pub(crate) struct Signer {
+    key: EncodingKey,
+    issuer: Option<String>,
+    audience: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Claims<'a> {
+    sub: &'a str,
+    exp: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    iss: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aud: Option<&'a str>,
+}
+
+impl Signer {
+    pub fn of(tokens: &Tokens) -> Option<Self> {
+        match tokens {
+            Tokens::Demo | Tokens::Given(_) => None,
+            Tokens::Signed { secret, issuer, audience } => Some(Self {
+                key: EncodingKey::from_secret(secret),
+                issuer: issuer.clone(),
+                audience: audience.clone(),
+            }),
+        }
+    }
+
+    /// A token of `buyer`, by the server's clock. `None` cannot come of a key of bytes; unsigned, the server says what
+    /// is missing.
+    pub fn sign(&self, buyer: &str, now: UnixMs) -> Option<String> {
+        let claims = Claims {
+            sub: buyer,
+            exp: now.plus_ms(TOKEN_LIFE_MS).0 / 1_000,
+            iss: self.issuer.as_deref(),
+            aud: self.audience.as_deref(),
+        };
+        jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &self.key).ok()
+    }
+}
 
 impl std::fmt::Debug for Signer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -591,7 +642,7 @@ mod tests {
     use crate::history::{Call, Told, What};
 
     fn settings(shop: &FakeShop, buyers: u32) -> CrowdSettings {
-        let tokens = Tokens::Signed { secret: SECRET.to_vec() };
+        let tokens = Tokens::signed(SECRET);
         let (settle, wanted) = (Duration::from_millis(200), Wanted::First);
         let (mix, connections) = (vec![human()], 8);
         let plain = CrowdSettings::new(shop.addr(), shop.sale(), tokens, buyers);
@@ -681,6 +732,38 @@ mod tests {
         let outcome = run(settings(&shop, 3)).await;
         assert_eq!(winners(&outcome), 3);
         assert_eq!(told(&outcome, |what| *what == What::Registered), 3);
+    }
+
+    #[tokio::test]
+    async fn who_must_sign_up_comes_before_the_opening_however_late_the_try_is_due() {
+        let ms = Duration::from_millis;
+        let manners = Manners {
+            registration: RegistrationKind::Required,
+            registers_before: true,
+            opens_in: ms(1_000),
+            ..Manners::default()
+        };
+        let shop = FakeShop::open(manners);
+        let mut settings = settings(&shop, 20);
+        (settings.opens_in, settings.signs_up) = (ms(1_000), true);
+        settings.arrival = Arrival { within: ms(500), pages_ahead: ms(1_000), ..settings.arrival };
+        let outcome = run(settings).await;
+        assert_eq!(told(&outcome, |what| *what == What::Registered), 20);
+        assert_eq!((winners(&outcome), refusals(&outcome, Code::SoldOut)), (10, 10));
+    }
+
+    #[tokio::test]
+    async fn to_hear_to_the_last_that_the_sale_is_paused_is_an_answer() {
+        let shop = FakeShop::open(Manners { paused: true, ..Manners::default() });
+        let outcome = run(CrowdSettings { tries_max: 2, ..settings(&shop, 3) }).await;
+        assert_eq!(
+            told(&outcome, |what| matches!(what, What::GaveUp { why } if why == "no order: paused")),
+            3
+        );
+        let shop = FakeShop::open(Manners { busy_first: u32::MAX, ..Manners::default() });
+        let outcome = run(CrowdSettings { tries_max: 2, ..settings(&shop, 3) }).await;
+        let without = |what: &What| matches!(what, What::GaveUp { why } if why.contains("without an answer"));
+        assert_eq!(told(&outcome, without), 3);
     }
 
     #[tokio::test]

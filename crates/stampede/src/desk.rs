@@ -4,8 +4,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use rules::id::SaleId;
+use rules::sale::{ChallengeKind, TITLE_CHARS_MAX};
 use rules::time::UnixMs;
 use rules::wire::{OperatorOrder, OperatorSale, Page, Problem, SaleView, ServerTime, Stats};
 use serde::de::DeserializeOwned;
@@ -26,6 +27,8 @@ const AUDIT_EVERY: Duration = Duration::from_millis(200);
 pub const BOOKS_MAX: usize = 200_000;
 /// Orders per page, the most the server gives.
 const PAGE: u32 = 200;
+/// The port of a URL that names none.
+const HTTP_PORT: u16 = 80;
 
 /// Where a server is.
 #[derive(Clone, Debug)]
@@ -39,24 +42,34 @@ pub struct Address {
 impl Address {
     /// Reads and looks up `http://host:port`.
     pub async fn find(url: &str) -> anyhow::Result<Self> {
-        let url = url.trim_end_matches('/');
-        let Some(host) = url.strip_prefix("http://") else {
-            bail!(
-                "`{url}` does not begin with http://; the crowd speaks plain HTTP, so point it at the server itself, behind \
-                 the proxy that does TLS"
-            );
-        };
-        ensure!(!host.is_empty() && !host.contains('/'), "`{url}` is not of the form http://HOST:PORT");
-        let named = if has_port(host) { host.to_owned() } else { format!("{host}:80") };
-        let found = tokio::net::lookup_host(&named).await;
-        let mut found = found.with_context(|| format!("`{host}` was not found; is the name right?"))?;
-        let addr = found.next().with_context(|| format!("`{host}` has no address"))?;
-        Ok(Self { url: url.to_owned(), host: host.to_owned(), addr })
+        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+        ensure!(
+            scheme.eq_ignore_ascii_case("http"),
+            "`{url}` does not begin with http://; the crowd speaks plain HTTP, so point it at the server itself, behind \
+             the proxy that does TLS"
+        );
+        let host = rest.trim_end_matches('/');
+        let (name, port) = split_port(host).with_context(|| {
+            format!("`{url}` is not of the form http://HOST:PORT, with nothing behind it")
+        })?;
+        let found = tokio::net::lookup_host(format!("{name}:{port}")).await;
+        let mut found = found.with_context(|| format!("`{name}` was not found; is the name right?"))?;
+        let addr = found.next().with_context(|| format!("`{name}` has no address"))?;
+        Ok(Self { url: format!("http://{host}"), host: host.to_owned(), addr })
     }
 }
 
-fn has_port(host: &str) -> bool {
-    host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+/// A name or an address, IPv6 in brackets, and its port. `None`: this is something else, and must not get into a header.
+fn split_port(host: &str) -> Option<(&str, u16)> {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.ends_with(']') => (name, port.parse().ok()?),
+        _ => (host, HTTP_PORT),
+    };
+    let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+    let is_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');
+    let is_address = |letter: char| letter.is_ascii_hexdigit() || matches!(letter, ':' | '.');
+    let sound = bare.map_or_else(|| name.chars().all(is_name), |bare| bare.chars().all(is_address));
+    (sound && !name.is_empty()).then_some((name, port))
 }
 
 /// One connection to a server, with or without the operator's key.
@@ -103,15 +116,27 @@ impl Desk {
         self.get(&format!("/admin/v1/sales/{sale}/stats")).await
     }
 
-    /// The numbers once nothing is under way, or as they are when patience is over; the verdict sees the difference.
-    pub async fn stats_when_quiet(&self, sale: SaleId, clock: Clock) -> anyhow::Result<Stats> {
-        let until = clock.instant() + QUIET_WITHIN;
-        loop {
-            let stats = self.stats(sale).await?;
-            if stats.queue.depth == 0 || clock.instant() > until {
-                return Ok(stats);
-            }
-            tokio::time::sleep(QUIET_EVERY).await;
+    /// Fails only when nobody answers; a refusal is an answer.
+    pub async fn is_there(&self) -> anyhow::Result<()> {
+        answered(self.get::<ServerTime>("/api/v1/time").await).map(|_| ())
+    }
+
+    /// Whether the server takes the token this desk was given instead of a key.
+    pub async fn is_known(&self) -> anyhow::Result<bool> {
+        let said = answered(self.get::<Value>("/api/v1/me").await)?;
+        Ok(said.is_none_or(|refused| refused.status != 401))
+    }
+
+    /// A token of the demo's login; `None`: the server is not in demo mode.
+    pub async fn log_in(&self, buyer: &str) -> anyhow::Result<Option<String>> {
+        #[derive(serde::Deserialize)]
+        struct Given {
+            token: String,
+        }
+        match self.post::<Given>("/api/v1/demo/login", &json!({ "buyer": buyer })).await {
+            Ok(given) => Ok(Some(given.token)),
+            Err(error) if is_unknown(&error) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
@@ -156,7 +181,8 @@ impl Desk {
         self.get(&format!("/admin/v1/sales/{sale}")).await
     }
 
-    /// Makes a rehearsal of a sale: the same configuration, other times, listed nowhere; and publishes it.
+    /// Makes a rehearsal of a sale: the same configuration, other times, listed nowhere; and publishes it. A picture,
+    /// which no program reads, becomes no challenge at all.
     pub async fn publish_copy(
         &self,
         sale: &OperatorSale,
@@ -164,8 +190,13 @@ impl Desk {
         closes_at: UnixMs,
     ) -> anyhow::Result<SaleView> {
         let copy: SaleView = self.post("/admin/v1/sales", &copy_of(sale, opens_at, closes_at)).await?;
-        let _published: Value =
-            self.post(&format!("/admin/v1/sales/{}/publish", copy.id), &json!({})).await?;
+        let path = format!("/admin/v1/sales/{}", copy.id);
+        let published: anyhow::Result<Value> = self.post(&format!("{path}/publish"), &json!({})).await;
+        if let Err(error) = published {
+            // A draft nobody asked for; whether it can be deleted changes nothing about the error.
+            let _ = self.call::<Value>("DELETE", &path, None).await;
+            return Err(error);
+        }
         Ok(copy)
     }
 
@@ -192,7 +223,7 @@ impl Desk {
         Request { method, path, bearer: self.key.as_deref(), body }.render(&self.address.host, &mut bytes);
         let mut connection = self.connection.lock().await;
         let url = &self.address.url;
-        let answer = connection.call(&bytes).await.map_err(|error| no_answer(url, error))?;
+        let answer = connection.call(&bytes).await.map_err(|error| no_answer(url, &error))?;
         if !(200..300).contains(&answer.status) {
             return Err(Refused::read(method, path, answer.status, answer.body).into());
         }
@@ -202,8 +233,31 @@ impl Desk {
     }
 }
 
-fn no_answer(url: &str, error: CallError) -> anyhow::Error {
-    anyhow::Error::from(error).context(format!("no answer from {url}; is the server running there?"))
+/// The numbers once nothing is under way, or as they are when patience is over; the verdict sees the difference.
+pub async fn once_quiet(
+    clock: Clock,
+    stats: impl AsyncFn() -> anyhow::Result<Stats>,
+) -> anyhow::Result<Stats> {
+    let until = clock.instant() + QUIET_WITHIN;
+    loop {
+        let stats = stats().await?;
+        if stats.queue.depth == 0 || clock.instant() > until {
+            return Ok(stats);
+        }
+        tokio::time::sleep(QUIET_EVERY).await;
+    }
+}
+
+fn no_answer(url: &str, error: &CallError) -> anyhow::Error {
+    anyhow!("no answer from {url} ({error}); is the server running there?")
+}
+
+/// The refusal, if it was one; no answer at all stays an error.
+fn answered<T>(said: anyhow::Result<T>) -> anyhow::Result<Option<Refused>> {
+    match said {
+        Ok(_) => Ok(None),
+        Err(error) => error.downcast().map(Some),
+    }
 }
 
 fn is_unknown(error: &anyhow::Error) -> bool {
@@ -233,13 +287,17 @@ fn copy_of(sale: &OperatorSale, opens_at: UnixMs, closes_at: UnixMs) -> Value {
             "max_per_order": max_per_order, "stock": offer.stock,
         })
     };
+    let challenge = match sale.challenge {
+        ChallengeKind::Picture => ChallengeKind::None,
+        kind @ (ChallengeKind::None | ChallengeKind::Pow) => kind,
+    };
     let title: String = format!("Rehearsal of {}", sale.title).chars().take(TITLE_CHARS_MAX).collect();
     let mut copy = json!({
         "title": title,
         "opens_at": opens_at,
         "closes_at": closes_at,
         "pay_within_s": sale.pay_within_s,
-        "challenge": sale.challenge,
+        "challenge": challenge,
         "registration": sale.registration,
         "rehearsal": true,
         "offers": sale.offers.iter().map(offer).collect::<Vec<_>>(),
@@ -247,9 +305,6 @@ fn copy_of(sale: &OperatorSale, opens_at: UnixMs, closes_at: UnixMs) -> Value {
     strip_nulls(&mut copy);
     copy
 }
-
-/// The longest title a sale may have.
-const TITLE_CHARS_MAX: usize = 200;
 
 /// What is not given is not null.
 fn strip_nulls(value: &mut Value) {
@@ -260,5 +315,34 @@ fn strip_nulls(value: &mut Value) {
         }
         Value::Array(items) => items.iter_mut().for_each(strip_nulls),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_is_named_by_host_and_port_and_nothing_else() {
+        for (url, host, port) in [
+            ("http://127.0.0.1:8080", "127.0.0.1:8080", 8080),
+            ("HTTP://127.0.0.1/", "127.0.0.1", 80),
+            ("http://[::1]:81", "[::1]:81", 81),
+            ("http://[::1]", "[::1]", 80),
+        ] {
+            let found = Address::find(url).await.unwrap();
+            assert_eq!((found.host.as_str(), found.addr.port()), (host, port), "{url}");
+            assert_eq!(found.url, format!("http://{host}"));
+        }
+        let wrong =
+            ["", ":8080", "h:", "h:99999", "h/shop", "u:p@h", "h?x=1", "h h", "::1", "h\r\nx: y", "[::1"];
+        for rest in wrong {
+            let complaint = Address::find(&format!("http://{rest}")).await.unwrap_err().to_string();
+            assert!(complaint.contains("http://HOST:PORT"), "{rest}: {complaint}");
+        }
+        for url in ["https://127.0.0.1", "127.0.0.1:8080", ""] {
+            let complaint = Address::find(url).await.unwrap_err().to_string();
+            assert!(complaint.contains("does not begin with http://"), "{url}: {complaint}");
+        }
     }
 }

@@ -50,10 +50,10 @@ impl Person {
 
     async fn cancel(&mut self, id: OrderId) -> Result<(), GaveUp> {
         let path = format!("/api/v1/orders/{id}/cancel");
+        let asked = self.scene.clock.instant();
         if let Answer::Given(order) = self.ask_for::<OrderView>(Call::Cancel, id, &path, b"{}").await? {
             count(&self.scene.progress.cancelled);
-            let now = self.scene.clock.instant();
-            self.note(now, What::Cancelled { order: Seen::from(&order) });
+            self.note(asked, What::Cancelled { order: Seen::from(&order) });
         }
         Ok(())
     }
@@ -69,12 +69,12 @@ impl Person {
         }
         let path = format!("/sandbox/payments/{payment_id}");
         let body = serde_json::json!({ "outcome": "paid", "times": times, "delay_ms": 0 }).to_string();
+        let asked = self.scene.clock.instant();
         let sent = self.ask_for::<serde::de::IgnoredAny>(Call::Sandbox, id, &path, body.as_bytes()).await?;
         if !matches!(sent, Answer::Given(_)) {
             return Ok(());
         }
-        let now = self.scene.clock.instant();
-        self.note(now, What::Paid { order: id, payment_id, times, late });
+        self.note(asked, What::Paid { order: id, payment_id, times, late });
         let settled = |seen: &Seen| !matches!(seen.state, State::Queued | State::AwaitingPayment);
         let seen = self.watch_until(id, Some(won.seq), false, settled).await?;
         if seen.is_some_and(|seen| seen.state == State::Paid) {

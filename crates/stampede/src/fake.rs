@@ -61,6 +61,10 @@ pub(crate) struct Manners {
     pub sells_twice: bool,
     /// Says `busy` of the first tries, and sells all the same.
     pub busy_but_sells: u32,
+    /// Says `paused` of every try.
+    pub paused: bool,
+    /// Takes no registrations from the opening on.
+    pub registers_before: bool,
     /// Knows payments.
     pub payments: bool,
     /// Takes the money and does not say so of the order.
@@ -89,6 +93,8 @@ impl Default for Manners {
             forgets: false,
             sells_twice: false,
             busy_but_sells: 0,
+            paused: false,
+            registers_before: false,
             payments: false,
             loses_money: false,
             keeps_cancelled: false,
@@ -268,6 +274,10 @@ impl Shop {
                 let asked: Value = serde_json::from_slice(&body).unwrap();
                 ok(json!({ "token": format!("demo-{}", asked["buyer"].as_str().unwrap()) }))
             }
+            ("GET", ["me"]) => match buyer {
+                Some(_) => ok(json!({})),
+                None => Told::Refused(Code::Unauthorized, None),
+            },
             ("GET", ["sales", _]) => ok(self.sale()),
             ("POST", ["sales", _, "registration"]) => self.register(buyer),
             ("POST", ["offers", offer, "challenge"]) => self.challenge(buyer, offer),
@@ -334,6 +344,9 @@ impl Shop {
 
     fn register(&self, buyer: Option<String>) -> Told {
         let Some(buyer) = buyer else { return Told::Refused(Code::Unauthorized, None) };
+        if self.manners.registers_before && self.now() >= self.opens_at {
+            return Told::Refused(Code::RegistrationClosed, None);
+        }
         self.books().registered.insert(buyer);
         Told::Json(201, json!({}))
     }
@@ -387,6 +400,9 @@ impl Shop {
         let id: OrderId = order.parse().unwrap();
         let number = self.tries.fetch_add(1, Ordering::Relaxed);
         let Manners { busy_first, unsure_first, break_first, .. } = self.manners;
+        if self.manners.paused {
+            return Told::Refused(Code::Paused, None);
+        }
         if number < busy_first {
             return Told::Refused(Code::Busy, None);
         }

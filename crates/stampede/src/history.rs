@@ -195,6 +195,16 @@ impl From<&OrderView> for Seen {
     }
 }
 
+/// How a person says that a clear refusal kept the pass away.
+pub(crate) const NO_PASS: &str = "no pass: ";
+/// The same of the order.
+pub(crate) const NO_ORDER: &str = "no order: ";
+
+/// Whether who gave up had been told something clear: "no pass: blocked" is an answer, "no pass in time" is none.
+pub(crate) fn is_an_answer(why: &str) -> bool {
+    why.starts_with(NO_PASS) || why.starts_with(NO_ORDER)
+}
+
 impl History {
     #[must_use]
     pub const fn new(buyer: String) -> Self {
@@ -223,6 +233,15 @@ impl History {
             }
         }
         orders
+    }
+
+    /// The code of the last refusal.
+    #[must_use]
+    pub fn last_refusal(&self) -> Option<&str> {
+        self.events.iter().rev().find_map(|told| match &told.what {
+            What::Refused { code, .. } => Some(code.as_str()),
+            _ => None,
+        })
     }
 
     /// The offer of the last pass.

@@ -11,17 +11,15 @@ use rules::order::State;
 use rules::sale::{ChallengeKind, RegistrationKind};
 use rules::time::UnixMs;
 use rules::wire::{Code, OrderRequest, OrderView, PassGiven, Problem, SaleView, ServerTime};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tokio::task::JoinSet;
 
 use crate::connection::{CallError, Request};
 use crate::crowd::{Heard, Reply, Scene, Tokens, count};
-use crate::history::{Call, History, Seen, Told, What, is_unsure};
+use crate::history::{Call, History, NO_ORDER, NO_PASS, Seen, Told, What, is_unsure};
 use crate::push;
 use crate::scenario::{Ending, Fires, Follow, Kind, Loop, Register, Wanted, pick};
 
-/// How long a signed token lasts, in milliseconds: longer than any sale is rehearsed.
-const TOKEN_LIFE_MS: i64 = 24 * 3_600_000;
 /// How long to wait where the server does not say.
 pub(crate) const RETRY_DEFAULT: Duration = Duration::from_millis(500);
 /// No wait is shorter: it also bounds every loop of a person that is bounded by patience.
@@ -134,12 +132,6 @@ enum Outcome {
     Again(Duration),
 }
 
-#[derive(Serialize)]
-struct Claims<'a> {
-    sub: &'a str,
-    exp: i64,
-}
-
 #[derive(Deserialize)]
 struct TokenGiven {
     token: String,
@@ -232,11 +224,8 @@ impl Person {
     /// The token, signed when it is needed for the first time.
     pub(crate) fn token(&mut self) -> Option<Arc<str>> {
         if let (None, Some(signer)) = (&self.token, &self.scene.signer) {
-            let exp = self.scene.clock.now().plus_ms(self.offset_ms).plus_ms(TOKEN_LIFE_MS).0 / 1_000;
-            let claims = Claims { sub: &self.history.buyer, exp };
-            // Unsigned, the server says what is missing; a key of bytes signs anything.
-            let signed = jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &signer.0);
-            self.token = signed.ok().map(Into::into);
+            let now = self.scene.clock.now().plus_ms(self.offset_ms);
+            self.token = signer.sign(&self.history.buyer, now).map(Into::into);
         }
         self.token.clone()
     }
@@ -316,7 +305,7 @@ impl Person {
                 425 => refusal.wait.min(self.until(page.opens_at).max(RETRY_MIN)),
                 0 | 429 | 500.. => refusal.wait.min(RETRY_MAX),
                 403 if refusal.code == Code::ChallengeFailed.as_str() => RETRY_MIN,
-                _ => return Err(GaveUp(format!("no pass: {}", refusal.code))),
+                _ => return Err(GaveUp(format!("{NO_PASS}{}", refusal.code))),
             };
             self.pause(wait, give_up_at, "no pass in time").await?;
         }
@@ -402,7 +391,16 @@ impl Person {
                 Outcome::Again(wait) => due = self.scene.clock.instant() + self.jittered(wait),
             }
         }
-        Err(GaveUp("too many tries without an answer".into()))
+        Err(GaveUp(self.why_not()))
+    }
+
+    /// Whoever heard to the last that nothing is sold now has an answer; who heard "busy" or nothing has none.
+    fn why_not(&self) -> String {
+        let closed = [Code::Paused.as_str(), Code::NotOpen.as_str()];
+        match self.history.last_refusal().filter(|code| closed.contains(code)) {
+            Some(code) => format!("{NO_ORDER}{code}"),
+            None => "too many tries without an answer".into(),
+        }
     }
 
     /// Fires by its own clock, whatever it is told; a volley that comes late counts from when it was due.
@@ -702,9 +700,10 @@ impl Choices {
         let tries_after = by_curve + kind.jitter.mul_f64(finger);
         let ahead = |time: Duration, lot: f64| time.mul_f64(AHEAD_MIN + (1.0 - AHEAD_MIN) * lot);
         let page_ahead = ahead(arrival.pages_ahead, page);
+        let shows_up = settings.opens_in + if settings.signs_up { Duration::ZERO } else { tries_after };
         Self {
             kind: position,
-            arrives_after: (settings.opens_in + tries_after).saturating_sub(page_ahead),
+            arrives_after: shows_up.saturating_sub(page_ahead),
             pass_ahead: ahead(arrival.passes_ahead, pass),
             tries_after,
             double_click: doubles < kind.double_click,

@@ -16,6 +16,7 @@ use crate::history::History;
 use crate::report;
 use crate::verdict::{Audit, Evidence};
 use crate::view::Sample;
+use crate::words::thousands;
 
 /// The version of the file. Another one is refused rather than half understood.
 const VERSION: u32 = 1;
@@ -63,6 +64,9 @@ pub struct Facts {
     pub connections: usize,
     /// The command that repeats the night, without secrets.
     pub command: String,
+    /// What a reader must know of how it was done.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -134,8 +138,10 @@ impl Record {
         let file = std::fs::File::open(path).with_context(|| {
             format!("{} cannot be read; `stampede run --history FILE` writes one", path.display())
         })?;
+        let unreadable = || format!("{} cannot be read as text", path.display());
         let mut lines = BufReader::new(file).lines();
-        let first = lines.next().context("the file is empty")??;
+        let first = lines.next().with_context(|| format!("{} is empty", path.display()))?;
+        let first = first.with_context(unreadable)?;
         let facts: Facts = serde_json::from_str(&first).with_context(|| {
             format!("the first line of {} does not describe a night; is it a history file?", path.display())
         })?;
@@ -147,7 +153,7 @@ impl Record {
         );
         let (mut histories, mut kinds) = (Vec::new(), Vec::new());
         for (number, line) in lines.enumerate() {
-            let line: LineIn = serde_json::from_str(&line?)
+            let line: LineIn = serde_json::from_str(&line.with_context(unreadable)?)
                 .with_context(|| format!("line {} of {} is no history", number + 2, path.display()))?;
             histories.push(line.history);
             kinds.push(line.kind);
@@ -155,6 +161,15 @@ impl Record {
         let (started_at, totals) = (facts.started_at, facts.totals.clone());
         let elapsed = Duration::from_micros(facts.elapsed_us);
         Ok(Self { outcome: Outcome { started_at, elapsed, totals, histories, kinds }, facts })
+    }
+
+    /// Why the night proves nothing, if it does not.
+    #[must_use]
+    pub fn proves_nothing(&self) -> Option<String> {
+        let Snapshot { tries, refused, .. } = &self.facts.totals;
+        let heard = refused.iter().max_by_key(|(_, count)| **count);
+        let heard = heard.map_or(String::new(), |(code, _)| format!("; most were told `{code}`"));
+        (*tries == 0).then(|| format!("nobody got as far as a try, so nothing was proven{heard}"))
     }
 
     /// Hands the facts to `with` in the form a report is made of.
@@ -169,9 +184,12 @@ impl Record {
         let role = |kind: &usize| kinds.get(*kind).map_or("human", String::as_str);
         let roles: Vec<&str> = self.outcome.kinds.iter().map(role).collect();
         let stock: Vec<report::StockSample> = self.facts.samples.iter().map(to_stock).collect();
+        let nothing = self.proves_nothing().filter(|_| sentences.is_empty());
+        let verdict =
+            nothing.as_deref().map_or(report::Verdict::Judged(sentences), report::Verdict::NotJudged);
         let more = [
-            ("sockets".to_owned(), self.facts.connections.to_string()),
-            ("answered calls".to_owned(), totals.calls.to_string()),
+            ("sockets".to_owned(), thousands(u64::try_from(self.facts.connections).unwrap_or(u64::MAX))),
+            ("answered calls".to_owned(), thousands(totals.calls)),
         ];
         with(&report::Input {
             scenario: report::Scenario { name: &self.facts.scenario, text: &self.facts.scenario_text },
@@ -185,7 +203,7 @@ impl Record {
             histories: &self.outcome.histories,
             roles: &roles,
             stock: &stock,
-            verdict: report::Verdict::Judged(sentences),
+            verdict,
             notes,
             generator: report::Generator {
                 lateness: self.facts.open_loop.then_some(totals.late),
@@ -206,7 +224,7 @@ impl Record {
 
 impl OfferFacts {
     fn to_report(&self) -> report::Offer<'_> {
-        report::Offer { id: self.id, name: &self.name, stock: self.stock.unwrap_or(0) }
+        report::Offer { id: self.id, name: &self.name, stock: self.stock }
     }
 }
 

@@ -7,7 +7,7 @@ use rules::wire::Code;
 use serde::Serialize;
 
 use crate::crowd::Snapshot;
-use crate::history::{Call, What};
+use crate::history::{Call, What, is_an_answer};
 use crate::record::Record;
 use crate::words::{many, span, span_us, thousands};
 
@@ -44,7 +44,8 @@ impl Rehearsal {
         let load = Load::of(record);
         let troubles = load.troubles();
         let sells_out = sells_out(record);
-        let holds = violations == 0 && troubles.iter().all(|trouble| !trouble.breaks);
+        let proven = load.totals.tries > 0;
+        let holds = proven && violations == 0 && troubles.iter().all(|trouble| !trouble.breaks);
         let mut sentences = vec![load.answer(holds, record.facts.buyers)];
         if violations > 0 {
             let promises = many(u64::try_from(violations).unwrap_or(u64::MAX), "time");
@@ -52,7 +53,9 @@ impl Rehearsal {
                 "A promise was not kept, {promises}: see the verdict. That comes before all speed."
             ));
         }
-        sentences.push(load.rates());
+        if load.totals.tries > 0 {
+            sentences.push(load.rates());
+        }
         sentences.extend(troubles.iter().map(|trouble| trouble.sentence.clone()));
         sentences.push(sells_out.sentence());
         let mut changes: Vec<String> = troubles.into_iter().map(|trouble| trouble.change).collect();
@@ -91,12 +94,16 @@ struct Load {
     answered_per_s: u64,
     timeouts: u64,
     broken: u64,
+    /// Buyers who went home without an answer.
+    gave_up: u64,
+    /// Buyers who were told clearly that they get none.
+    turned_away: u64,
 }
 
 impl Load {
     fn of(record: &Record) -> Self {
         let (mut due, mut told) = (Steps::default(), Steps::default());
-        let (mut timeouts, mut broken) = (0, 0);
+        let (mut timeouts, mut broken, mut gave_up, mut turned_away) = (0, 0, 0, 0);
         for event in record.outcome.histories.iter().flat_map(|history| &history.events) {
             match &event.what {
                 What::Order { .. } | What::Refused { call: Call::Try, .. } => {
@@ -109,11 +116,14 @@ impl Load {
                     timeouts += u64::from(slow);
                     broken += u64::from(!slow);
                 }
+                What::GaveUp { why } if is_an_answer(why) => turned_away += 1,
+                What::GaveUp { .. } => gave_up += 1,
                 _ => {}
             }
         }
         let totals = record.facts.totals.clone();
-        Self { totals, offered_per_s: due.most_per_s(), answered_per_s: told.most_per_s(), timeouts, broken }
+        let (offered_per_s, answered_per_s) = (due.most_per_s(), told.most_per_s());
+        Self { totals, offered_per_s, answered_per_s, timeouts, broken, gave_up, turned_away }
     }
 
     fn refused(&self, code: Code) -> u64 {
@@ -133,6 +143,9 @@ impl Load {
 
     fn answer(&self, holds: bool, buyers: u32) -> String {
         let crowd = many(buyers.into(), "buyer");
+        if self.totals.tries == 0 {
+            return format!("Nobody of {crowd} got as far as a try: nothing can be said about the sale.");
+        }
         let p99 = span_us(self.totals.click.p99_us);
         if holds && self.generator_was_late() {
             return format!(
@@ -248,7 +261,7 @@ impl Load {
                     .to_owned(),
             });
         }
-        let Snapshot { late_passes, gave_up, .. } = self.totals;
+        let Snapshot { late_passes, .. } = self.totals;
         if late_passes > 0 {
             troubles.push(Trouble {
                 breaks: self.too_many(late_passes),
@@ -258,18 +271,21 @@ impl Load {
                         .to_owned(),
             });
         }
-        if gave_up > 0 {
+        if self.gave_up > 0 {
             troubles.push(Trouble {
-                breaks: self.too_many(gave_up),
-                sentence: format!(
-                    "{} up.",
-                    if gave_up == 1 {
-                        "1 buyer gave".to_owned()
-                    } else {
-                        format!("{} buyers gave", thousands(gave_up))
-                    }
-                ),
+                breaks: self.too_many(self.gave_up),
+                sentence: format!("{} gave up.", many(self.gave_up, "buyer")),
                 change: "See in the report what they were told last.".to_owned(),
+            });
+        }
+        if self.turned_away > 0 {
+            troubles.push(Trouble {
+                // Some are meant to be turned away; when all are, the rehearsal was of nothing.
+                breaks: self.totals.tries == 0,
+                sentence: format!("{} turned away with a clear answer.", were(self.turned_away, "buyer")),
+                change: "If they should have been let in, see in the report what they were told: the sale's `registration` \
+                         and `strikes.*` decide."
+                    .to_owned(),
             });
         }
     }
@@ -452,6 +468,7 @@ mod tests {
             kernel: "linux".into(),
             connections: 8,
             command: "stampede rehearse".into(),
+            notes: vec![],
         }
     }
 
@@ -516,7 +533,8 @@ mod tests {
             (|night| night.facts.totals.late_passes = 50, false, "pass.lead_s"),
             (|night| night.facts.totals.late.p99_us = 900_000, true, "another machine"),
             (|night| night.facts.totals.socket_wait.p99_us = 900_000, true, "--connections"),
-            (|night| night.facts.totals.gave_up = 50, false, "report"),
+            (|night| give_up(night, "no pass in time"), false, "report"),
+            (|night| give_up(night, "no pass: not_registered"), true, "registration"),
             (
                 |night| night.outcome.histories.push(broken_tries("no answer in time")),
                 false,
@@ -538,6 +556,27 @@ mod tests {
 
     fn tell(night: &mut Record, code: &str, times: u64) {
         night.facts.totals.refused.insert(code.to_owned(), times);
+    }
+
+    fn give_up(night: &mut Record, why: &str) {
+        let events = vec![Told { asked_us: 0, told_us: 1, what: What::GaveUp { why: why.to_owned() } }];
+        let home = |number| History { buyer: format!("tired {number}"), events: events.clone() };
+        night.outcome.histories.extend((0..50).map(home));
+    }
+
+    #[test]
+    fn a_rehearsal_without_a_try_holds_nothing_and_says_so() {
+        let said = change(|night| {
+            night.facts.totals.tries = 0;
+            night.outcome.histories.clear();
+            give_up(night, "no pass: not_registered");
+        });
+        assert!(!said.holds, "{said:?}");
+        assert_eq!(
+            said.sentences[0],
+            "Nobody of 100 buyers got as far as a try: nothing can be said about the sale."
+        );
+        assert!(said.sentences.iter().all(|sentence| !sentence.contains("kept up")), "{said:?}");
     }
 
     fn broken_tries(why: &str) -> History {

@@ -336,7 +336,11 @@ pub fn load(name_or_file: &str) -> anyhow::Result<Loaded> {
 }
 
 fn read(file: &str) -> anyhow::Result<String> {
-    std::fs::read_to_string(file).with_context(|| {
+    let text = std::fs::read_to_string(file);
+    if text.as_ref().is_err_and(|error| error.kind() != std::io::ErrorKind::NotFound) {
+        return text.with_context(|| format!("the scenario file `{file}` cannot be read"));
+    }
+    text.with_context(|| {
         let names: Vec<&str> = SHIPPED.iter().map(|shipped| shipped.name).collect();
         format!(
             "there is no scenario and no file `{file}`; shipped are {}; `stampede scenarios` describes them",
@@ -405,6 +409,8 @@ mod tests {
         );
         let missing = load("no-such-night").expect_err("it is not there").to_string();
         assert!(missing.contains("spike") && missing.contains("no-such-night"), "{missing}");
+        let folder = load("/").expect_err("it is a folder").to_string();
+        assert_eq!(folder, "the scenario file `/` cannot be read");
     }
 
     #[test]

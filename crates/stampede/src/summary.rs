@@ -1,6 +1,7 @@
 //! What to make of a night: how it went, and each promise with a yes or a no. It knows only what buyers and operator
 //! were told; `verdict` judges.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rules::time::UnixMs;
@@ -8,49 +9,99 @@ use rules::wire::{Code, OfferStats};
 use serde_json::{Value, json};
 
 use crate::crowd::{Outcome, Snapshot};
-use crate::history::{History, Seen, What};
+use crate::history::{History, Seen, What, is_an_answer};
 use crate::say::Paint;
 use crate::verdict::{Evidence, Finding, Promise};
 use crate::words::{many, span, span_us, thousands};
 
-/// How a person says that a clear refusal kept the pass away.
-const NO_PASS: &str = "no pass: ";
-
 /// Findings shown per promise; the rest is counted.
 const FINDINGS_SHOWN_MAX: usize = 5;
+/// Codes named of buyers who were refused; the report has all.
+const CODES_SHOWN_MAX: usize = 3;
 
 /// How each buyer went home.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Buyers {
     won: u64,
+    /// Had an order that is over.
+    ended: u64,
     sold_out: u64,
     hung_up: u64,
     gave_up: u64,
     other: u64,
 }
 
+/// How one buyer went home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Won,
+    Ended,
+    SoldOut,
+    HungUp,
+    GaveUp,
+    Other,
+}
+
+impl End {
+    fn of(history: &History) -> Self {
+        let told = |wanted: fn(&What) -> bool| history.events.iter().any(|event| wanted(&event.what));
+        let orders = history.orders();
+        if orders.iter().any(Seen::is_live) {
+            Self::Won
+        } else if !orders.is_empty() {
+            Self::Ended
+        } else if told(|what| matches!(what, What::Refused { code, .. } if code == Code::SoldOut.as_str())) {
+            Self::SoldOut
+        } else if told(|what| matches!(what, What::HungUp { .. })) {
+            Self::HungUp
+        } else if told(|what| matches!(what, What::GaveUp { why } if !is_an_answer(why))) {
+            Self::GaveUp
+        } else {
+            Self::Other
+        }
+    }
+}
+
 impl Buyers {
     fn count(histories: &[History]) -> Self {
         let mut buyers = Self::default();
         for history in histories {
-            let told = |wanted: fn(&What) -> bool| history.events.iter().any(|event| wanted(&event.what));
-            let count = if history.orders().iter().any(Seen::is_live) {
-                &mut buyers.won
-            } else if told(
-                |what| matches!(what, What::Refused { code, .. } if code == Code::SoldOut.as_str()),
-            ) {
-                &mut buyers.sold_out
-            } else if told(|what| matches!(what, What::HungUp { .. })) {
-                &mut buyers.hung_up
-            } else if told(|what| matches!(what, What::GaveUp { why } if !is_an_answer(why))) {
-                &mut buyers.gave_up
-            } else {
-                &mut buyers.other
+            let count = match End::of(history) {
+                End::Won => &mut buyers.won,
+                End::Ended => &mut buyers.ended,
+                End::SoldOut => &mut buyers.sold_out,
+                End::HungUp => &mut buyers.hung_up,
+                End::GaveUp => &mut buyers.gave_up,
+                End::Other => &mut buyers.other,
             };
             *count += 1;
         }
         buyers
     }
+}
+
+impl Buyers {
+    const fn all(self) -> u64 {
+        let Self { won, ended, sold_out, hung_up, gave_up, other } = self;
+        won + ended + sold_out + hung_up + gave_up + other
+    }
+}
+
+/// What the others were told last, most often first: `blocked`, or `3 blocked, 1 not_registered`.
+fn reasons(histories: &[History]) -> String {
+    let others = histories.iter().filter(|history| End::of(history) == End::Other);
+    let mut codes: BTreeMap<&str, u64> = BTreeMap::new();
+    for code in others.filter_map(History::last_refusal) {
+        *codes.entry(code).or_default() += 1;
+    }
+    let mut codes: Vec<(&str, u64)> = codes.into_iter().collect();
+    codes.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    if let [(code, _)] = codes.as_slice() {
+        return (*code).to_owned();
+    }
+    let shown = codes.iter().take(CODES_SHOWN_MAX);
+    let shown: Vec<String> = shown.map(|(code, count)| format!("{} {code}", thousands(*count))).collect();
+    shown.join(", ")
 }
 
 /// Buyers who were told that payment, blocks or registration forbid it have an answer; who gave up has none.
@@ -63,11 +114,6 @@ fn gave_up(histories: &[History], count: u64) -> Option<(Promise, String)> {
     let went =
         if count == 1 { "1 buyer went".to_owned() } else { format!("{} buyers went", thousands(count)) };
     Some((Promise::EverybodyAnswered, format!("{went} home without an answer, one of them because: {why}.")))
-}
-
-/// "no pass: not_registered" is a clear answer, "no pass in time" is none.
-fn is_an_answer(why: &str) -> bool {
-    why.starts_with(NO_PASS)
 }
 
 fn sold_within(histories: &[History], opens_at: UnixMs) -> Duration {
@@ -99,6 +145,8 @@ pub struct Summary {
     totals: Snapshot,
     elapsed: Duration,
     buyers: Buyers,
+    /// What kept those from buying who were refused for another reason.
+    reasons: String,
     /// `None`: nobody asked the operator.
     units: Option<Units>,
     /// Orders that hold units, as the buyers see them.
@@ -120,6 +168,7 @@ impl Summary {
             totals: outcome.totals.clone(),
             elapsed: outcome.elapsed,
             buyers,
+            reasons: reasons(&outcome.histories),
             units: evidence.after.map(|after| Units::of(&after.offers)),
             orders: u64::try_from(orders).unwrap_or(u64::MAX),
             sold_within: sold_within(&outcome.histories, opens_at),
@@ -152,6 +201,11 @@ impl Summary {
         Promise::ALL.into_iter().filter(move |promise| *promise != Promise::MoneyEndsOnce || money)
     }
 
+    /// Whether there was something to compare with what was promised.
+    const fn is_compared(&self, promise: Promise) -> bool {
+        self.units.is_some() || !matches!(promise, Promise::NeverOversold | Promise::NoUnitStranded)
+    }
+
     fn broken(&self, promise: Promise) -> Vec<&str> {
         let of_it = self.findings.iter().filter(|(broken, _)| *broken == promise);
         of_it.map(|(_, sentence)| sentence.as_str()).collect()
@@ -159,7 +213,7 @@ impl Summary {
 
     fn evidence(&self, promise: Promise) -> String {
         let buyers = self.buyers;
-        let crowd = thousands(buyers.won + buyers.sold_out + buyers.hung_up + buyers.gave_up + buyers.other);
+        let crowd = thousands(buyers.all());
         let orders = thousands(self.units.map_or(self.orders, |units| units.taken));
         match (promise, self.units) {
             (Promise::NeverOversold | Promise::NoUnitStranded, None) => {
@@ -172,8 +226,12 @@ impl Summary {
                 format!("{} free + {orders} held or sold = {}", thousands(units.free), thousands(units.stock))
             }
             (Promise::OneOrderPerBuyer, _) => {
-                let tries = thousands(self.totals.tries);
-                format!("{tries} tries, double clicks included, made {orders} orders")
+                // Not what is taken: an earlier crowd may have taken some of it.
+                let tries = match self.totals.tries {
+                    1 => "1 try".to_owned(),
+                    tries => format!("{} tries", thousands(tries)),
+                };
+                format!("{tries}, double clicks included, made {}", many(self.orders, "order"))
             }
             (Promise::EverybodyAnswered, _) => {
                 format!("{crowd} buyers, none left waiting, every order looked at again")
@@ -222,10 +280,11 @@ impl Summary {
         let rest = [
             ("paid", paid, "of them"),
             ("cancelled", cancelled, "gave their order back"),
+            ("over", buyers.ended.saturating_sub(cancelled), "had an order that ended otherwise"),
             ("sold out", buyers.sold_out, "told at once"),
             ("hung up", buyers.hung_up, "in the middle of their try, and got nothing"),
             ("gave up", buyers.gave_up, ""),
-            ("refused", buyers.other, "for another reason"),
+            ("refused", buyers.other, self.reasons.as_str()),
         ];
         for (name, count, words) in
             rest.into_iter().filter(|(name, count, _)| *count > 0 || *name == "sold out")
@@ -240,6 +299,9 @@ impl Summary {
 
     fn latency_text(&self) -> String {
         let click = self.totals.click;
+        if click.count == 0 {
+            return "  click to answer   nobody clicked".to_owned();
+        }
         let of = span_us;
         format!(
             "  click to answer   p50 {}   p99 {}   max {}",
@@ -252,7 +314,8 @@ impl Summary {
     fn promise_text(&self, promise: Promise, lines: &mut Vec<String>) {
         let broken = self.broken(promise);
         if broken.is_empty() {
-            let mark = Paint::green().on("✓");
+            let mark =
+                if self.is_compared(promise) { Paint::green().on("✓") } else { Paint::dim().on("·") };
             let evidence = Paint::dim().on(&self.evidence(promise));
             lines.push(format!("  {mark} {:<24} {evidence}", promise.words()));
             return;
@@ -266,13 +329,13 @@ impl Summary {
 
     #[must_use]
     pub fn to_json(&self, url: &str) -> Value {
-        let Buyers { won, sold_out, hung_up, gave_up, other } = self.buyers;
+        let Buyers { won, ended, sold_out, hung_up, gave_up, other } = self.buyers;
         let (call, click) = (self.totals.call, self.totals.click);
         let promise = |promise: Promise| {
             let broken = self.broken(promise);
             json!({
                 "promise": promise.words(),
-                "kept": broken.is_empty(),
+                "kept": self.is_compared(promise).then_some(broken.is_empty()),
                 "evidence": self.evidence(promise),
                 "findings": broken,
             })
@@ -283,7 +346,7 @@ impl Summary {
             "stock": self.units.map(|units| units.stock),
             "sold": self.units.map_or(self.orders, |units| units.taken),
             "free": self.units.map(|units| units.free),
-            "buyers": {"won": won, "sold_out": sold_out, "hung_up": hung_up, "gave_up": gave_up, "other": other},
+            "buyers": {"won": won, "ended": ended, "sold_out": sold_out, "hung_up": hung_up, "gave_up": gave_up, "other": other},
             "funnel": {
                 "arrived": self.totals.arrived, "passes": self.totals.passes, "tries": self.totals.tries,
                 "queued": self.totals.queued, "won": self.totals.won, "paid": self.totals.paid,

@@ -96,17 +96,22 @@ impl<S: AsyncFn() -> anyhow::Result<Option<Stats>>> View<'_, S> {
             Ok(shown) => shown,
             Err(error) => return error,
         };
-        let mut heard = self.clock.instant();
+        // Since the first look that failed, not since the last that did not: we may have slept in between.
+        let mut silent_since = None;
         let mut stats = None;
-        let mut rate = Rate { at: heard, calls: 0, per_s: 0 };
+        let mut rate = Rate { at: self.clock.instant(), calls: 0, per_s: 0 };
         loop {
             match (self.stats)().await {
                 Ok(now) => {
-                    heard = self.clock.instant();
+                    silent_since = None;
                     stats = now;
                 }
-                Err(error) if heard + self.bears < self.clock.instant() => return error,
-                Err(_) => {}
+                Err(error) => {
+                    let since: Instant = *silent_since.get_or_insert_with(|| self.clock.instant());
+                    if since + self.bears < self.clock.instant() {
+                        return error;
+                    }
+                }
             }
             if let Some(stats) = &stats {
                 self.samples.keep(self.clock.elapsed(), stats);
@@ -280,5 +285,55 @@ impl Drop for Bars {
     fn drop(&mut self) {
         let all = [&self.head, &self.arrived, &self.passes, &self.tries, &self.granted, &self.recorded];
         all.into_iter().chain([&self.stock, &self.foot]).for_each(ProgressBar::finish_and_clear);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use rules::id::SaleId;
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::crowd::{Crowd, CrowdSettings, Tokens};
+
+    const BEARS: Duration = Duration::from_millis(5);
+
+    fn view<S: AsyncFn() -> anyhow::Result<Option<Stats>>>(samples: &Samples, stats: S) -> View<'_, S> {
+        let nowhere = CrowdSettings::new(([127, 0, 0, 1], 1).into(), SaleId(1), Tokens::Demo, 1);
+        let (progress, clock) = (Crowd::new(nowhere).unwrap().progress(), Clock::start());
+        let opens_at = clock.now();
+        View { progress, clock, opens_at, stats, samples, crowd: 1, stock: None, quiet: true, bears: BEARS }
+    }
+
+    #[tokio::test]
+    async fn a_pause_of_our_own_is_not_taken_for_a_silent_server() {
+        let (looks, seen_again, clock) = (AtomicU32::new(0), Notify::new(), Clock::start());
+        let stats = async || match looks.fetch_add(1, Ordering::Relaxed) {
+            // The connection broke while the crowd was stopped, long after the last answer.
+            1 => {
+                let until = clock.instant() + 2 * BEARS;
+                while clock.instant() < until {
+                    tokio::task::yield_now().await;
+                }
+                anyhow::bail!("the connection broke")
+            }
+            0 => Ok(None),
+            _ => {
+                seen_again.notify_one();
+                Ok(None)
+            }
+        };
+        tokio::select! {
+            error = view(&Samples::default(), stats).show() => panic!("given up: {error}"),
+            () = seen_again.notified() => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_stays_silent_is_given_up() {
+        let error = view(&Samples::default(), async || anyhow::bail!("no answer")).show().await;
+        assert_eq!(error.to_string(), "no answer");
     }
 }

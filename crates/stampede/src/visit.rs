@@ -1,23 +1,23 @@
-//! One night from outside: look at the sale, let the crowd in, watch, wait until it is quiet, gather what an operator
+//! One night from outside: look at the sale, show one token, let the crowd in, watch, wait until it is quiet, gather what an operator
 //! can see. It judges nothing and knows no command line.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use rules::id::SaleId;
-use rules::sale::{ChallengeKind, Phase};
+use rules::sale::{ChallengeKind, Phase, RegistrationKind, SaleState};
 use rules::wire::{SaleView, Stats};
 
 use crate::blast::process_cpu;
 use crate::clock::{Clock, micros};
-use crate::crowd::{Crowd, CrowdSettings, Outcome, Tokens};
-use crate::desk::{Address, Desk};
+use crate::crowd::{Crowd, CrowdSettings, Outcome, Signer, Tokens};
+use crate::desk::{Address, Desk, once_quiet};
 use crate::record::{Facts, OfferFacts, Record};
 use crate::scenario::{Loaded, Loop};
 use crate::view::{Sample, Samples, View};
 
-/// How long the operator's side may be silent while the crowd is there.
-const OPERATOR_SILENT_MAX: Duration = Duration::from_secs(30);
+/// How long the server may be silent while the crowd is there.
+const SILENT_MAX: Duration = Duration::from_secs(30);
 /// The first pages are opened so long after the start at the earliest: a moment to get going.
 const FIRST_MOMENT: Duration = Duration::from_millis(500);
 /// Open files that are not the crowd's sockets.
@@ -40,6 +40,8 @@ pub struct Visit {
     /// Nobody else buys in this sale.
     pub alone: bool,
     pub quiet: bool,
+    /// What a reader must know of how it was done.
+    pub notes: Vec<String>,
     /// The command that repeats it, without secrets.
     pub command: String,
 }
@@ -51,6 +53,7 @@ impl Visit {
         let sale = self.desk.sale(self.sale).await?;
         let offset_ms = self.desk.offset_ms(clock).await?;
         check(&sale)?;
+        self.show_a_token(clock, offset_ms).await?;
         let before = self.stats().await?;
         let crowd = Crowd::new(self.settings(&sale, clock, offset_ms))?;
         let samples = Samples::default();
@@ -60,7 +63,7 @@ impl Visit {
         let mut facts = self.facts(&sale, offset_ms, &outcome, samples.take(), cpu);
         facts.before = before;
         if let Some(operator) = &self.operator {
-            let after = operator.stats_when_quiet(self.sale, clock).await?;
+            let after = once_quiet(clock, async || operator.stats(self.sale).await).await?;
             for offer in &mut facts.offers {
                 let stats = after.offers.iter().find(|stats| stats.offer_id == offer.id);
                 offer.stock = stats.map(|stats| stats.stock);
@@ -79,6 +82,41 @@ impl Visit {
         }
     }
 
+    /// The operator's numbers; without a key, only whether the server is there.
+    async fn pulse(&self) -> anyhow::Result<Option<Stats>> {
+        match &self.operator {
+            Some(operator) => operator.stats(self.sale).await.map(Some),
+            None => self.desk.is_there().await.map(|()| None),
+        }
+    }
+
+    /// A crowd whose tokens nobody takes would only be sent away, and prove nothing.
+    async fn show_a_token(&self, clock: Clock, offset_ms: i64) -> anyhow::Result<()> {
+        let buyer = format!("{}0", self.name);
+        let now = clock.now().plus_ms(offset_ms);
+        let (token, hint) = match &self.tokens {
+            Tokens::Demo => {
+                let token = self.desk.log_in(&buyer).await?;
+                ensure!(
+                    token.is_some(),
+                    "--demo-login needs a server in demo mode, and this is none; use --secret"
+                );
+                (token, "is it still in demo mode?")
+            }
+            signed @ Tokens::Signed { .. } => (
+                Signer::of(signed).and_then(|signer| signer.sign(&buyer, now)),
+                "is --secret its `auth.hs256_secret`, and are --issuer and --audience its `auth.issuer` and `auth.audience`?",
+            ),
+            Tokens::Given(tokens) => {
+                let first = tokens.first().map(|given| given.token.to_string());
+                (first, "are the tokens of --tokens from its issuer, and still good?")
+            }
+        };
+        let known = Desk::new(self.address.clone(), token).is_known().await?;
+        ensure!(known, "{} does not take the buyers' tokens; {hint}", self.address.url);
+        Ok(())
+    }
+
     fn settings(&self, sale: &SaleView, clock: Clock, offset_ms: i64) -> CrowdSettings {
         let scenario = &self.scenario.scenario;
         let until_open = Duration::from_millis(clock.now().plus_ms(offset_ms).ms_until(sale.opens_at));
@@ -95,6 +133,7 @@ impl Visit {
             mix: scenario.mix.clone(),
             arrival: scenario.arrival,
             opens_in,
+            signs_up: sale.registration == RegistrationKind::Required && sale.phase == Phase::Upcoming,
             connections: self.connections,
             seed: self.seed,
             ..CrowdSettings::new(self.address.addr, sale.id, self.tokens.clone(), self.buyers)
@@ -113,16 +152,19 @@ impl Visit {
             progress: crowd.progress(),
             clock: crowd.clock(),
             opens_at: sale.opens_at.plus_ms(offset_ms.saturating_neg()),
-            stats: async || self.stats().await,
+            stats: async || self.pulse().await,
             samples,
             crowd: self.buyers.into(),
             stock: before.map(|stats| stats.offers.iter().map(|offer| u64::from(offer.stock)).sum()),
             quiet: self.quiet,
-            bears: OPERATOR_SILENT_MAX,
+            bears: SILENT_MAX,
         };
         tokio::select! {
             outcome = crowd.run() => outcome,
-            failed = view.show() => Err(failed.context("the operator's side no longer answers")),
+            failed = view.show() => {
+                let s = SILENT_MAX.as_secs();
+                Err(failed.context(format!("broken off, because the server was silent for {s} s")))
+            }
         }
     }
 
@@ -167,6 +209,7 @@ impl Visit {
             kernel: kernel(),
             connections: self.connections,
             command: self.command.clone(),
+            notes: self.notes.clone(),
         }
     }
 }
@@ -176,10 +219,15 @@ fn check(sale: &SaleView) -> anyhow::Result<()> {
     if sale.phase == Phase::Closed {
         bail!("the sale `{}` is over; publish one that opens soon, or rehearse this one", sale.title);
     }
+    ensure!(
+        sale.state != SaleState::Paused,
+        "the sale `{}` is paused, so nobody could buy; resume it first",
+        sale.title
+    );
     ensure!(!sale.offers.is_empty(), "the sale `{}` offers nothing", sale.title);
     ensure!(
         sale.challenge != ChallengeKind::Picture,
-        "the sale `{}` asks buyers to read a picture, which a program cannot; use a copy of it with `challenge` pow or none",
+        "the sale `{}` asks buyers to read a picture, which a program cannot; `stampede rehearse` runs a copy of it without",
         sale.title
     );
     Ok(())

@@ -107,7 +107,7 @@ mod heavy {
             (history.display().to_string(), history.with_extension("json").display().to_string());
         let code = run(&["stampede", "check", &file, "--json", &json, "--quiet"]).await;
         let night: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
-        assert_exit(code, ExitCode::FAILURE, &night["sentences"]);
+        assert_exit(code, ExitCode::from(3), &night["sentences"]);
         assert!(
             sentences(&night)
                 .iter()
@@ -183,36 +183,91 @@ mod heavy {
         let demo = ["--demo-login", "--buyers", "4"];
         assert_exit(run(&[&common[..], &demo[..]].concat()).await, CLEAN, &"demo login");
         let many = ["--tokens", &file, "--buyers", "6"];
-        assert_exit(run(&[&common[..], &many[..]].concat()).await, ExitCode::from(2), &"too few tokens");
+        assert_exit(run(&[&common[..], &many[..]].concat()).await, ExitCode::FAILURE, &"too few tokens");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_sale_with_a_picture_is_rehearsed_without_it_and_that_is_said() {
+        let app = TestApp::start().await;
+        let mut draft = draft_between(3_600, 7_200, 5);
+        draft["challenge"] = "picture".into();
+        let sale = app.publish(draft).await;
+        let crowd = Stampede::of(&app);
+        let more = ["--buyers", "20", "--within", "500ms", "--open-in", "2s"];
+        // A scenario that is not there leaves no copy behind.
+        let code = crowd.ask("rehearse", &sale, &[&more[..], &["--scenario", "none such"]].concat()).await;
+        assert_exit(code, ExitCode::FAILURE, &"no such scenario");
+        let sales = app.operate("GET", "/admin/v1/sales", None, 200).await;
+        assert_eq!(sales["items"].as_array().unwrap().len(), 1, "{sales}");
+        let code = crowd.ask("rehearse", &sale, &more).await;
+        let night = crowd.json();
+        assert_exit(code, CLEAN, &night["rehearsal"]);
+        assert_eq!(night["summary"]["sold"], 5);
+        assert!(night["notes"].to_string().contains("asks buyers to read a picture"), "{}", night["notes"]);
+        let sales = app.operate("GET", "/admin/v1/sales", None, 200).await;
+        let copy = sales["items"].as_array().unwrap().iter().find(|one| one["rehearsal"] == true).unwrap();
+        assert_eq!((&copy["challenge"], &copy["state"]), (&json!("none"), &json!("ended")));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_sale_that_wants_registration_is_rehearsed_by_people_who_sign_up_in_time() {
+        let app = TestApp::start().await;
+        let mut draft = draft_between(3_600, 7_200, 5);
+        draft["registration"] = "required".into();
+        let sale = app.publish(draft).await;
+        let crowd = Stampede::of(&app);
+        // The last try is due long after the opening, when nobody can sign up any more.
+        let more = ["--buyers", "40", "--within", "4s", "--open-in", "2s"];
+        let code = crowd.ask("rehearse", &sale, &more).await;
+        let night = crowd.json();
+        assert_exit(code, CLEAN, &night["rehearsal"]);
+        assert_eq!((&night["totals"]["passes"], &night["summary"]["sold"]), (&json!(40), &json!(5)));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn tokens_are_signed_for_the_issuer_and_the_audience_the_server_wants() {
+        let app = TestApp::with(&["auth.issuer=https://shop.example", "auth.audience=drops"]).await;
+        let sale = app.open_sale(3).await;
+        let crowd = Stampede::of(&app);
+        let scenario = crowd.file("calm.toml");
+        std::fs::write(&scenario, "title = \"calm\"\n[arrival]\nloop = \"closed\"\n[[person]]\n").unwrap();
+        let calm = ["--buyers", "5", "--scenario", &scenario];
+        let code = crowd.ask("run", &sale, &calm).await;
+        assert_exit(code, ExitCode::FAILURE, &"tokens of nobody");
+        let half = [&calm[..], &["--issuer", "https://shop.example"]].concat();
+        assert_exit(crowd.ask("run", &sale, &half).await, ExitCode::FAILURE, &"no audience");
+        let whole = [&half[..], &["--audience", "drops"]].concat();
+        assert_exit(crowd.ask("run", &sale, &whole).await, CLEAN, &"both");
+        assert_eq!(crowd.json()["summary"]["sold"], 3);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_work_is_said_and_ends_with_code_2() {
+async fn what_cannot_work_is_said_and_ends_with_code_1_or_2_where_the_usage_is_wrong() {
     let app = TestApp::start().await;
     let url = app.url("");
     let no_sale = rules::id::SaleId(7).to_string();
-    let two = ExitCode::from(2);
+    let (failed, usage) = (|| ExitCode::FAILURE, || ExitCode::from(2));
     let of = |url: &str, more: &[&str]| {
         let common =
             ["stampede", "run", "--url", url, "--sale", &no_sale, "--buyers", "1", "--secret", AUTH_SECRET];
         [&common[..], more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
     let cases = [
-        of(&url, &[]),
-        of("http://127.0.0.1:1", &[]),
-        of("https://127.0.0.1:1", &[]),
-        of(&url, &["--scenario", "no such night"]),
-        of(&url, &["--within", "soon"]),
-        of(&url, &["--tokens", "also.txt"]),
-        of(&url, &["--report", "/no/such/folder/night.html"]),
-        vec!["stampede".into(), "check".into(), "/no/such/night.jsonl".into()],
-        vec!["stampede".into(), "check".into(), "Cargo.toml".into()],
-        vec!["stampede".into()],
+        (of(&url, &[]), failed()),
+        (of("http://127.0.0.1:1", &[]), failed()),
+        (of("https://127.0.0.1:1", &[]), failed()),
+        (of(&url, &["--scenario", "no such night"]), failed()),
+        (of(&url, &["--within", "soon"]), usage()),
+        (of(&url, &["--tokens", "also.txt"]), usage()),
+        (of(&url, &["--report", "/no/such/folder/night.html"]), failed()),
+        (vec!["stampede".into(), "check".into(), "/no/such/night.jsonl".into()], failed()),
+        (vec!["stampede".into(), "check".into(), "Cargo.toml".into()], failed()),
+        (vec!["stampede".into()], usage()),
     ];
-    for case in cases {
+    for (case, wanted) in cases {
         let args: Vec<&str> = case.iter().map(String::as_str).collect();
-        assert_exit(run(&args).await, two, &format!("{args:?}"));
+        assert_exit(run(&args).await, wanted, &format!("{args:?}"));
     }
     let picture = app.publish({
         let mut draft = draft_between(60, 120, 1);
@@ -220,5 +275,9 @@ async fn what_cannot_work_is_said_and_ends_with_code_2() {
         draft
     });
     let picture = picture.await;
-    assert_exit(Stampede::of(&app).ask("run", &picture, &["--buyers", "1"]).await, two, &"a picture");
+    let crowd = Stampede::of(&app);
+    assert_exit(crowd.ask("run", &picture, &["--buyers", "1"]).await, failed(), &"a picture");
+    let paused = app.publish(draft_between(60, 120, 1)).await;
+    app.operate("POST", &format!("/admin/v1/sales/{}/pause", paused.id), None, 200).await;
+    assert_exit(crowd.ask("run", &paused, &["--buyers", "1"]).await, failed(), &"a paused sale");
 }

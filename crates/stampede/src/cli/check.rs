@@ -25,8 +25,9 @@ pub struct Check {
 
 impl Check {
     pub fn run(self) -> anyhow::Result<Exit> {
+        self.output.check()?;
         let judged = Judged::of(Record::read(&self.history)?);
         self.output.give(&judged, None)?;
-        Ok(if judged.is_clean() { Exit::Clean } else { Exit::Violated })
+        Ok(judged.exit())
     }
 }

@@ -39,7 +39,7 @@ Examples:
 
 The shop's secret and the operator's key can come from STAMPEDE_SECRET and STAMPEDE_ADMIN_KEY.
 
-Exit codes: 0 clean, 1 a promise was broken or the rehearsal does not hold, 2 wrong usage or no answer.";
+Exit codes: 0 clean, 1 it failed, proved nothing, or the rehearsal does not hold, 2 wrong usage, 3 a promise was broken.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -54,19 +54,23 @@ enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
     Clean,
-    /// A promise was not kept, or a rehearsal does not hold.
+    /// A rehearsal does not hold, or nobody got far enough to prove anything; it has said so.
+    Failed,
+    /// A promise was not kept.
     Violated,
 }
 
-/// The exit code for whatever kept a command from being done.
-const FAILED: u8 = 2;
+/// The exit code for arguments that make no sense.
+const USAGE: u8 = 2;
+/// The exit code for a promise that was not kept.
+const VIOLATED: u8 = 3;
 
 /// Reads the arguments, the program's name first; wrong ones, and a wish for help, are answered with an exit code.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> {
     Cli::try_parse_from(args).map_err(|error| {
         // Help is an answer, not an error. A reader who has left is none either.
         let _ = error.print();
-        if error.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS }
+        if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS }
     })
 }
 
@@ -96,7 +100,8 @@ impl Cli {
         };
         match ended {
             Ok(Exit::Clean) => ExitCode::SUCCESS,
-            Ok(Exit::Violated) => ExitCode::FAILURE,
+            Ok(Exit::Failed) => ExitCode::FAILURE,
+            Ok(Exit::Violated) => ExitCode::from(VIOLATED),
             Err(error) => failed(&error),
         }
     }
@@ -105,30 +110,45 @@ impl Cli {
 /// Says why it did not work.
 pub fn failed(error: &anyhow::Error) -> ExitCode {
     say::complain(&format!("stampede: {error:#}"));
-    ExitCode::from(FAILED)
+    ExitCode::FAILURE
 }
 
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
 
+    use rules::sale::RegistrationKind;
+    use serde_json::Value;
+
     use super::*;
     use crate::fake::{FakeShop, Manners, SECRET};
 
+    /// A file of this test alone: each test has a name of its own for it.
+    fn file(name: &str) -> String {
+        std::env::temp_dir().join(format!("stampede-cli-{}-{name}", std::process::id())).display().to_string()
+    }
+
     async fn night(manners: Manners, more: &[&str]) -> String {
+        let secret = String::from_utf8(SECRET.to_vec()).unwrap();
+        night_of(manners, "", &[&["--secret", &secret], more].concat()).await
+    }
+
+    /// The exit code of a night whose people are as told.
+    async fn night_of(manners: Manners, person: &str, more: &[&str]) -> String {
         let shop = FakeShop::open(manners);
         let (url, sale) = (format!("http://{}", shop.addr()), shop.sale().to_string());
-        let secret = String::from_utf8(SECRET.to_vec()).unwrap();
-        let mut args =
-            vec!["stampede", "run", "--url", &url, "--sale", &sale, "--secret", &secret, "--quiet"];
-        args.extend(["--buyers", "40", "--within", "200ms", "--connections", "16", "--scenario"]);
-        let scenario = std::env::temp_dir().join(format!("stampede-cli-{}.toml", std::process::id()));
-        std::fs::write(&scenario, "title = \"t\"\n[arrival]\npages_ahead = \"200ms\"\n[[person]]\n").unwrap();
-        let file = scenario.display().to_string();
-        args.push(&file);
+        let scenario = file("night.toml");
+        let text = format!("title = \"t\"\n[arrival]\npages_ahead = \"200ms\"\n[[person]]\n{person}\n");
+        std::fs::write(&scenario, text).unwrap();
+        let mut args = vec!["stampede", "run", "--url", &url, "--sale", &sale, "--quiet", "--buyers", "40"];
+        args.extend(["--within", "200ms", "--connections", "16", "--scenario", &scenario]);
         args.extend(more);
         let code = run(args.iter().map(OsString::from)).await;
         format!("{code:?}")
+    }
+
+    fn code(code: u8) -> String {
+        format!("{:?}", ExitCode::from(code))
     }
 
     #[test]
@@ -137,13 +157,88 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_clean_night_exits_with_0_and_a_lie_with_1() {
+    async fn a_clean_night_exits_with_0_and_a_lie_with_3() {
         let key = ["--admin-key", "any key"];
-        assert_eq!(night(Manners::default(), &key).await, format!("{:?}", ExitCode::SUCCESS));
-        assert_eq!(night(Manners::default(), &[]).await, format!("{:?}", ExitCode::SUCCESS));
+        assert_eq!(night(Manners::default(), &key).await, code(0));
+        assert_eq!(night(Manners::default(), &[]).await, code(0));
         let lie = Manners { oversells: true, ..Manners::default() };
-        assert_eq!(night(lie, &key).await, format!("{:?}", ExitCode::FAILURE));
+        assert_eq!(night(lie, &key).await, code(3));
         let lie = Manners { forgets: true, ..Manners::default() };
-        assert_eq!(night(lie, &[]).await, format!("{:?}", ExitCode::FAILURE));
+        assert_eq!(night(lie, &[]).await, code(3));
+    }
+
+    #[tokio::test]
+    async fn a_night_that_proves_nothing_exits_with_1() {
+        let wrong = ["--secret", "not the secret of the shop, but long enough"];
+        assert_eq!(night_of(Manners::default(), "", &wrong).await, code(1));
+        let manners = Manners { registration: RegistrationKind::Required, ..Manners::default() };
+        let (json, report) = (file("nothing.json"), file("nothing.html"));
+        let demo = ["--demo-login", "--json", &json, "--report", &report];
+        assert_eq!(night_of(manners, "register = \"never\"", &demo).await, code(1));
+        let told: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        let notes = told["notes"].to_string();
+        assert!(notes.contains("as far as a try") && notes.contains("not_registered"), "{notes}");
+        let page = std::fs::read_to_string(&report).unwrap();
+        assert!(page.contains("Not judged.") && !page.contains("Clean:"), "{page}");
+    }
+
+    #[tokio::test]
+    async fn without_the_operators_key_the_stock_is_neither_kept_nor_broken() {
+        let json = file("no-key.json");
+        assert_eq!(night(Manners::default(), &["--json", &json]).await, code(0));
+        let told: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        let promises = told["summary"]["promises"].as_array().unwrap();
+        let kept = |name: &str| &promises.iter().find(|one| one["promise"] == name).unwrap()["kept"];
+        assert_eq!((kept("never oversold"), kept("no unit stranded")), (&Value::Null, &Value::Null));
+        assert_eq!(kept("one order per buyer"), &Value::Bool(true));
+    }
+
+    #[tokio::test]
+    async fn who_gave_an_order_back_was_not_refused() {
+        let json = file("back.json");
+        let person = "cancel = 1.0\ndecide_within = \"0ms\"";
+        let demo = ["--demo-login", "--json", &json];
+        assert_eq!(night_of(Manners::default(), person, &demo).await, code(0));
+        let told: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        let buyers = &told["summary"]["buyers"];
+        assert!(buyers["ended"].as_u64() >= Some(10) && buyers["other"] == 0, "{buyers}");
+    }
+
+    #[tokio::test]
+    async fn to_be_told_that_the_sale_is_paused_is_no_broken_promise() {
+        assert_eq!(night(Manners { paused: true, ..Manners::default() }, &[]).await, code(0));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_before_anything_happens() {
+        let id = rules::id::SaleId(1).to_string();
+        let common = ["stampede", "run", "--url", "http://127.0.0.1:1", "--sale", &id, "--buyers", "1"];
+        let long = "x".repeat(122);
+        let wrong: &[&[&str]] = &[
+            &["--secret", "s", "--tokens", "t.txt"],
+            &["--secret", "s", "--demo-login"],
+            &["--tokens", "t.txt", "--issuer", "me"],
+            &["--demo-login", "--audience", "me"],
+            &["--secret", ""],
+            &["--demo-login", "--admin-url", "http://127.0.0.1:2"],
+            &["--demo-login", "--admin-key", "a\r\nx-more: b"],
+            &["--demo-login", "--name", "two\nlines"],
+            &["--demo-login", "--name", &long],
+            &["--demo-login", "--report", "-"],
+            &["--demo-login", "--history", "-"],
+        ];
+        for more in wrong {
+            let args = [&common[..], more].concat().into_iter().map(OsString::from);
+            assert_eq!(parse(args).err().map(|code| format!("{code:?}")), Some(code(2)), "{more:?}");
+        }
+        let right: &[&[&str]] = &[
+            &["--secret", "s", "--issuer", "me", "--audience", "you"],
+            &["--demo-login", "--admin-key", "k", "--admin-url", "http://127.0.0.1:2"],
+            &["--tokens", "t.txt", "--name", "anna "],
+        ];
+        for more in right {
+            let args = [&common[..], more].concat().into_iter().map(OsString::from);
+            assert!(parse(args).is_ok(), "{more:?}");
+        }
     }
 }

@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use serde_json::{Value, json};
 
+use super::Exit;
 use crate::record::Record;
 use crate::rehearsal::Rehearsal;
 use crate::report;
@@ -18,7 +20,7 @@ use crate::words::{many, span};
 #[derive(Debug, Args)]
 pub struct Output {
     /// Writes the report as one HTML page.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(a_file))]
     report: Option<PathBuf>,
     /// Writes everything as JSON; `-` is standard output, and then nothing else is said there.
     #[arg(long, value_name = "FILE")]
@@ -48,6 +50,15 @@ impl Judged {
         self.summary.kept()
     }
 
+    /// A broken promise weighs more than a night that proves nothing.
+    pub fn exit(&self) -> Exit {
+        match (self.is_clean(), self.record.proves_nothing()) {
+            (false, _) => Exit::Violated,
+            (true, Some(_)) => Exit::Failed,
+            (true, None) => Exit::Clean,
+        }
+    }
+
     pub fn violations(&self) -> usize {
         self.summary.sentences().len()
     }
@@ -59,6 +70,8 @@ impl Judged {
         if let Some(rehearsal) = rehearsal {
             notes.extend(rehearsal.sentences.iter().chain(&rehearsal.changes).cloned());
         }
+        notes.extend(facts.notes.iter().cloned());
+        notes.extend(self.nothing());
         if facts.after.is_none() {
             notes.push(
                 "Without --admin-key the stock was not compared, only what the buyers were told.".to_owned(),
@@ -82,6 +95,14 @@ impl Judged {
             notes.push(format!("{wanted} wanted to pay: payment is not available at this server."));
         }
         notes
+    }
+
+    /// That nothing was proven, as a sentence.
+    fn nothing(&self) -> Option<String> {
+        let why = self.record.proves_nothing()?;
+        let mut letters = why.chars();
+        let first = letters.next()?.to_ascii_uppercase();
+        Some(format!("{first}{}.", letters.as_str()))
     }
 
     fn to_json(&self, rehearsal: Option<&Rehearsal>) -> Value {
@@ -137,7 +158,13 @@ impl Output {
 
     fn talk(&self, judged: &Judged, rehearsal: Option<&Rehearsal>) {
         if self.quiet {
-            judged.summary.sentences().iter().for_each(|sentence| say::answer(sentence));
+            // A rehearsal says by itself that nothing was proven.
+            let nothing = judged.nothing().filter(|_| rehearsal.is_none());
+            let broken = judged.summary.sentences().into_iter().chain(nothing);
+            broken.for_each(|sentence| say::answer(&sentence));
+            if let Some(rehearsal) = rehearsal.filter(|rehearsal| !rehearsal.holds) {
+                say::answer(&rehearsal.to_text());
+            }
             return;
         }
         say::answer(&judged.summary.to_text());
@@ -158,13 +185,20 @@ impl Output {
     }
 }
 
+/// Leaves nothing behind where nothing was: an empty report would look like one.
 pub fn check_writable(file: &Path) -> anyhow::Result<()> {
-    std::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(file)
-        .with_context(|| format!("{} cannot be written; does its folder exist?", file.display()))?;
+    let is_new = !file.exists();
+    let cannot = || format!("{} cannot be written; does its folder exist?", file.display());
+    std::fs::OpenOptions::new().create(true).append(true).open(file).with_context(cannot)?;
+    if is_new {
+        std::fs::remove_file(file).with_context(cannot)?;
+    }
     Ok(())
+}
+
+/// `-` is standard output elsewhere, and would be a strange name for a file.
+pub fn a_file(file: PathBuf) -> Result<PathBuf, &'static str> {
+    if file == Path::new("-") { Err("only --json can go to standard output; name a file") } else { Ok(file) }
 }
 
 fn write(file: &Path, text: &str) -> anyhow::Result<()> {

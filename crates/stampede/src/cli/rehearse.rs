@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use rules::sale::ChallengeKind;
 use rules::wire::SaleView;
 
 use super::Exit;
@@ -14,6 +15,7 @@ use crate::desk::Desk;
 use crate::record::Record;
 use crate::rehearsal::Rehearsal;
 use crate::say;
+use crate::visit::Visit;
 use crate::words::{parse_time, span};
 
 /// Calls one buyer makes before the opening: the page, the time, the pass, and one to spare.
@@ -27,10 +29,14 @@ const OPEN_FOR: Duration = Duration::from_secs(600);
 /// Passes are asked for within this time before the try: a little less than `pass.lead_s` by default.
 const PASSES_AHEAD: Duration = Duration::from_secs(25);
 
+/// What is said of a copy that asks less of its buyers than the sale.
+const NO_PICTURE: &str = "The sale asks buyers to read a picture, which a program cannot, so the copy asked for no \
+                          challenge: passes cost the real buyers more time.";
+
 /// Runs a copy of a sale with a crowd, and says whether it holds, where it saturates, and what to change.
 ///
-/// The copy has the same offers, stock, limits and challenge, is listed nowhere, sends nothing to the shop, and is ended
-/// afterwards. The buyers are made up. Run it against the server of the night, from another machine if you can, but never
+/// The copy has the same offers, stock, limits and challenge (but no picture, which a program cannot read), is listed
+/// nowhere, sends nothing to the shop, and is ended afterwards. The buyers are made up. Run it against the server of the night, from another machine if you can, but never
 /// while a real sale is open.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -50,30 +56,39 @@ pub struct Rehearse {
 }
 
 impl Rehearse {
-    pub async fn run(mut self) -> anyhow::Result<Exit> {
+    pub async fn run(self) -> anyhow::Result<Exit> {
         self.output.check()?;
         let operator = self.target.operator().await?;
         let operator =
             operator.context("a rehearsal makes a sale: give the operator's key with --admin-key")?;
         let open_in = self.open_in.unwrap_or_else(|| time_to_open(self.crowd.buyers));
-        let copy = self.copy(&operator, open_in).await?;
-        self.target.sale = copy.id;
+        // Before the copy is made: what is wrong here must leave none behind.
+        let mut visit = self.target.visit(&self.crowd, true, self.output.is_silent()).await?;
+        let copy = self.copy(&operator, open_in, &mut visit).await?;
         let performed = tokio::select! {
-            performed = Box::pin(self.perform(&copy, open_in)) => performed,
+            performed = Box::pin(perform(visit, &copy, open_in)) => performed,
             interrupted = interrupted() => Err(interrupted),
         };
         // Also after a failure: a copy that stays open would be a sale nobody knows of.
-        let ended = operator.end(copy.id).await;
-        let record = performed?;
-        ended.with_context(|| format!("the copy {} could not be ended; end it by hand", copy.id))?;
+        let is_ended = end(&operator, &copy).await;
+        let record = match performed {
+            Err(error) if is_ended => {
+                return Err(error.context("the rehearsal did not finish; its copy was ended"));
+            }
+            performed => performed?,
+        };
         self.crowd.keep(&record)?;
         let judged = Judged::of(record);
         let rehearsal = Rehearsal::of(&judged.record, judged.violations());
         self.output.give(&judged, Some(&rehearsal))?;
-        Ok(if rehearsal.holds { Exit::Clean } else { Exit::Violated })
+        Ok(match judged.exit() {
+            Exit::Clean if !rehearsal.holds || !is_ended => Exit::Failed,
+            exit => exit,
+        })
     }
 
-    async fn copy(&self, operator: &Desk, open_in: Duration) -> anyhow::Result<SaleView> {
+    /// Makes the copy and notes what it leaves out.
+    async fn copy(&self, operator: &Desk, open_in: Duration, visit: &mut Visit) -> anyhow::Result<SaleView> {
         let clock = Clock::start();
         let sale = operator.operator_sale(self.target.sale).await?;
         let offset_ms = operator.offset_ms(clock).await?;
@@ -88,19 +103,33 @@ impl Rehearse {
                 sale.title, copy.id
             ));
         }
+        if sale.challenge == ChallengeKind::Picture {
+            visit.notes.push(NO_PICTURE.to_owned());
+        }
         Ok(copy)
     }
+}
 
-    async fn perform(&self, copy: &SaleView, open_in: Duration) -> anyhow::Result<Record> {
-        let mut visit = self.target.visit(&self.crowd, true, self.output.is_silent()).await?;
-        visit.command = visit.command.replacen("stampede run", "stampede rehearse", 1);
-        visit.sale = copy.id;
-        // The copy opens soon, and everybody comes for it.
-        let arrival = &mut visit.scenario.scenario.arrival;
-        arrival.pages_ahead = open_in;
-        arrival.passes_ahead = open_in.min(PASSES_AHEAD);
-        visit.perform().await
+async fn perform(mut visit: Visit, copy: &SaleView, open_in: Duration) -> anyhow::Result<Record> {
+    visit.command = visit.command.replacen("stampede run", "stampede rehearse", 1);
+    visit.sale = copy.id;
+    // The copy opens soon, and everybody comes for it.
+    let arrival = &mut visit.scenario.scenario.arrival;
+    arrival.pages_ahead = open_in;
+    arrival.passes_ahead = open_in.min(PASSES_AHEAD);
+    visit.perform().await
+}
+
+/// Whether the copy is over. If not, somebody must know.
+async fn end(operator: &Desk, copy: &SaleView) -> bool {
+    let ended = operator.end(copy.id).await;
+    if let Err(error) = &ended {
+        let id = copy.id;
+        say::complain(&format!(
+            "stampede: the copy {id} could not be ended; do it by hand with `doorbuster sale end {id}`: {error:#}"
+        ));
     }
+    ended.is_ok()
 }
 
 /// Waits until somebody wants the process to end: the copy must not outlive it.
@@ -112,7 +141,7 @@ async fn interrupted() -> anyhow::Error {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
-            anyhow::anyhow!("interrupted; the copy of the sale was ended")
+            anyhow::anyhow!("interrupted")
         }
         (Err(error), _) | (_, Err(error)) => error.into(),
     }

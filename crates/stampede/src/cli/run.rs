@@ -37,6 +37,6 @@ impl Run {
         self.crowd.keep(&record)?;
         let judged = Judged::of(record);
         self.output.give(&judged, None)?;
-        Ok(if judged.is_clean() { Exit::Clean } else { Exit::Violated })
+        Ok(judged.exit())
     }
 }

@@ -24,7 +24,12 @@ pub struct Scenarios {
 impl Scenarios {
     pub fn run(self) -> anyhow::Result<Exit> {
         if let Some(name) = self.name {
-            say::answer(load(&name)?.text.trim_end());
+            let loaded = load(&name)?;
+            if self.json {
+                say::answer(&serde_json::to_string(&loaded.scenario)?);
+            } else {
+                say::answer(loaded.text.trim_end());
+            }
             return Ok(Exit::Clean);
         }
         let mut list = Vec::new();

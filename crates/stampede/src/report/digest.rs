@@ -123,7 +123,8 @@ impl Digest {
         let buyers: Vec<Buyer> = input.histories.iter().map(Buyer::of).collect();
         let axis = Axis::of(input);
         let (series, opening) = Series::whole_and_opening(input, axis);
-        let places = input.offers.iter().map(|offer| (offer.id, u64::from(offer.stock))).collect();
+        let stock = |offer: &super::Offer<'_>| Some((offer.id, u64::from(offer.stock?)));
+        let places = input.offers.iter().filter_map(stock).collect();
         Self {
             axis,
             series,
@@ -407,7 +408,9 @@ pub(super) fn holdings(history: &History) -> BTreeMap<OrderId, Holding> {
             // Late money may have brought it back to life.
             holding.until_us = None;
         } else {
-            holding.until_us.get_or_insert(told.told_us);
+            // A unit that is given back may be somebody else's before the giver hears that it was taken back.
+            let gives_back = matches!(told.what, What::Cancelled { .. });
+            holding.until_us.get_or_insert(if gives_back { told.asked_us } else { told.told_us });
         }
     }
     holdings

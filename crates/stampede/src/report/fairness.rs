@@ -66,6 +66,7 @@ impl Part {
 }
 
 impl Fairness {
+    /// Where an offer's stock is not known, there were as many places as winners.
     pub fn of(line: &[Place], stocks: &BTreeMap<OfferId, u64>) -> Self {
         let mut lines: BTreeMap<OfferId, Vec<Place>> = BTreeMap::new();
         for place in line {
@@ -75,8 +76,7 @@ impl Fairness {
         let mut front = vec![Part::default(); usize::try_from(BINS_PER_STOCK * STOCKS_MAX).unwrap_or(0)];
         for (offer, mut line) in lines {
             line.sort_by_key(|place| place.in_line_us);
-            let stock = stocks.get(&offer).copied().unwrap_or(0);
-            fairness.add(&line, places(&line, stock), &mut front);
+            fairness.add(&line, places(&line, stocks.get(&offer).copied()), &mut front);
         }
         let is_coarse = fairness.places.saturating_mul(length(DECILES)) < fairness.in_line.saturating_mul(3);
         if is_coarse && fairness.winners > 0 {
@@ -149,9 +149,10 @@ impl Fairness {
 }
 
 /// How many in line there are units for. Orders of several units leave fewer places.
-fn places(line: &[Place], stock: u64) -> u64 {
+fn places(line: &[Place], stock: Option<u64>) -> u64 {
     let winners = length(line.iter().filter(|place| place.units > 0).count());
     let units: u64 = line.iter().map(|place| place.units).sum();
+    let stock = stock.unwrap_or(units);
     let places = stock.saturating_mul(winners).checked_div(units).unwrap_or(stock);
     places.min(length(line.len()))
 }

@@ -71,7 +71,8 @@ pub struct Scenario<'a> {
 pub struct Offer<'a> {
     pub id: OfferId,
     pub name: &'a str,
-    pub stock: u32,
+    /// `None`: only the operator knows.
+    pub stock: Option<u32>,
 }
 
 /// What the operator's stats said of one offer at one moment.
@@ -101,9 +102,9 @@ pub struct Generator {
     pub cpu: Duration,
     /// Requests it was spent on.
     pub requests: u64,
-    /// Arrivals that were planned.
+    /// Tries that were planned.
     pub offered: u64,
-    /// Arrivals that happened in their time.
+    /// Tries that were sent in their time.
     pub achieved: u64,
 }
 

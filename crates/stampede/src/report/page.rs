@@ -21,7 +21,7 @@ const REASON_MAX: usize = 60;
 const ROLES_MAX: usize = 4;
 /// Of a scenario's text, in characters.
 const SCENARIO_MAX: usize = 20_000;
-/// With fewer arrivals in time, in percent, the figures tell of the generator.
+/// With fewer tries in time, in percent, the figures tell of the generator.
 const ACHIEVED_PERCENT_MIN: u64 = 95;
 
 const STYLE: &str = include_str!("style.css");
@@ -209,9 +209,13 @@ fn numbers(out: &mut String, input: &Input<'_>, digest: &Digest) {
 }
 
 fn sold(out: &mut String, digest: &Digest) {
-    let stock: u64 = digest.stock.iter().map(|burn| u64::from(burn.stock)).sum();
+    let stock: Option<u64> = digest.stock.iter().map(|burn| burn.stock.map(u64::from)).sum();
     let held: i64 = digest.stock.iter().map(|burn| burn.held).sum();
     let held = held.max(0).unsigned_abs();
+    let Some(stock) = stock else {
+        let note = "of a stock that only the operator knows";
+        return tile(out, "Held or sold in the end", &number(held), &noun(held, "unit"), note, false);
+    };
     let sold_out = digest.stock.iter().filter(|burn| burn.sold_out_us.is_some());
     let last_us = sold_out.clone().filter_map(|burn| burn.sold_out_us).max();
     let note = match (digest.stock.len(), sold_out.count(), last_us) {
@@ -271,7 +275,14 @@ fn stage(
     more: &str,
     lost: &[(String, u64)],
 ) {
-    let width = if full == 0 { 0.0 } else { float(buyers) * 100.0 / float(full) };
+    // A sliver would look like somebody.
+    let fill = match buyers {
+        0 => String::new(),
+        _ => format!(
+            "<span class=\"fill\" style=\"width:{:.2}%\"></span>",
+            float(buyers) * 100.0 / float(full.max(buyers))
+        ),
+    };
     let total: u64 = lost.iter().map(|(_, count)| count).sum();
     let reasons: Vec<String> = match lost {
         [(why, _)] => vec![cut(why, REASON_MAX)],
@@ -286,7 +297,7 @@ fn stage(
     push(
         out,
         format_args!(
-            "<li class=\"{class}\"><span>{name}</span><span class=\"track\" aria-hidden=\"true\"><span class=\"fill\" style=\"width:{width:.2}%\"></span></span>\
+            "<li class=\"{class}\"><span>{name}</span><span class=\"track\" aria-hidden=\"true\">{fill}</span>\
          <b>{}</b><span class=\"loss\">{}</span></li>",
             number(buyers),
             escape(&loss)
@@ -332,7 +343,7 @@ fn who(out: &mut String, input: &Input<'_>, digest: &Digest) {
             format_args!(
                 "<tr><td class=\"name\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{after}</td></tr>",
                 escape(&cut(&burn.name, TEXT_MAX)),
-                number(u64::from(burn.stock)),
+                burn.stock.map_or_else(|| "–".into(), |stock| number(u64::from(stock))),
                 number(burn.held.max(0).unsigned_abs())
             ),
         );
@@ -419,11 +430,11 @@ fn answers(out: &mut String, digest: &Digest) {
 fn trust(out: &mut String, input: &Input<'_>) {
     let generator = &input.generator;
     out.push_str("<h2>How far to trust it, and how to repeat it</h2>\n<div class=\"two\"><section class=\"card\"><h3>The crowd itself</h3><table class=\"facts\"><tbody>");
-    fact(out, "arrivals planned", &count(generator.offered, "buyer"));
+    fact(out, "tries planned", &count(generator.offered, "try"));
     fact(
         out,
-        "arrivals in their time",
-        &format!("{} ({})", count(generator.achieved, "buyer"), share(generator.achieved, generator.offered)),
+        "tries in their time",
+        &format!("{} ({})", count(generator.achieved, "try"), share(generator.achieved, generator.offered)),
     );
     let late = generator.lateness.map_or_else(
         || "nobody had a plan (closed loop)".into(),
@@ -491,7 +502,7 @@ fn trust_sentence(input: &Input<'_>) -> String {
         "The crowd kept its own timetable, so the figures tell of the server.".into()
     } else {
         format!(
-            "Fewer than {ACHIEVED_PERCENT_MIN} % of the arrivals came in their time: the crowd was the bottleneck, and the figures tell of it as much as of the server. Use fewer buyers, more time, or another machine."
+            "Fewer than {ACHIEVED_PERCENT_MIN} % of the tries were sent in their time: the crowd was the bottleneck, and the figures tell of it as much as of the server. Use fewer buyers, more time, or another machine."
         )
     }
 }

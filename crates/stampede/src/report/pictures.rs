@@ -15,6 +15,7 @@ use super::words::{
 /// Offers that get a line of their own.
 const OFFERS_MAX: usize = 6;
 const PERCENT: f64 = 100.0;
+const UNKNOWN_STOCK: &str = "Without the operator’s key nobody knows how many there were.";
 
 /// A picture with all that stands around it.
 #[derive(Debug)]
@@ -275,7 +276,8 @@ fn click_to_final(digest: &Digest) -> Picture {
 }
 
 fn stock(digest: &Digest) -> Picture {
-    let title = "Units left";
+    let is_known = digest.stock.iter().all(|burn| burn.stock.is_some());
+    let title = if is_known { "Units left" } else { "Units taken" };
     let mut burns: Vec<&Burn> = digest.stock.iter().collect();
     burns.sort_by_key(|burn| std::cmp::Reverse(burn.held));
     burns.truncate(OFFERS_MAX);
@@ -294,7 +296,8 @@ fn stock(digest: &Digest) -> Picture {
     let mut legend = Vec::new();
     for (position, burn) in burns.iter().enumerate() {
         view.draw(&mut chart, burn, position);
-        let text = format!("{} · {}", cut(&burn.name, 40), count(u64::from(burn.stock), "unit"));
+        let units = burn.stock.map(|stock| format!(" · {}", count(u64::from(stock), "unit")));
+        let text = format!("{}{}", cut(&burn.name, 40), units.unwrap_or_default());
         legend.push(Key::new(Shape::Line, format!("c-offer{position} k-offer{position}"), text));
     }
     if burns.iter().any(|burn| !burn.sampled.is_empty()) {
@@ -317,12 +320,18 @@ impl StockView {
         let gone_us = burns.iter().filter_map(|burn| burn.sold_out_us.or_else(|| burn.last_taken_us())).max();
         let until = gone_us.map_or(axis.seconds(axis.last_us), |us| axis.seconds(us)).max(0.0);
         let room = (until * 0.3).max(0.001);
-        Self { axis, from: -room / 2.0, to: until + room, relative: burns.len() > 1 }
+        let relative = burns.len() > 1 && burns.iter().all(|burn| burn.stock.is_some());
+        Self { axis, from: -room / 2.0, to: until + room, relative }
     }
 
     fn height(&self, burn: &Burn, left: i64) -> f64 {
         let left = float_signed(left);
-        if self.relative { left * PERCENT / f64::from(burn.stock.max(1)) } else { left }
+        match burn.stock {
+            Some(stock) if self.relative => left * PERCENT / f64::from(stock.max(1)),
+            Some(_) => left,
+            // No "-0".
+            None => 0.0 - left,
+        }
     }
 
     fn draw(&self, chart: &mut Chart, burn: &Burn, position: usize) {
@@ -348,6 +357,7 @@ fn stock_caption(digest: &Digest, sentences: &[String]) -> String {
     let mut caption = match (digest.stock.as_slice(), sentences) {
         ([], _) => "The sale has no offers.".to_owned(),
         ([_], [one]) => one.clone(),
+        (burns, _) if burns.iter().any(|burn| burn.stock.is_none()) => UNKNOWN_STOCK.to_owned(),
         (burns, _) => {
             let sold_out = length(burns.iter().filter(|burn| burn.sold_out_us.is_some()).count());
             format!("{} of {} sold out.", number(sold_out), count(length(burns.len()), "offer"))
@@ -365,6 +375,7 @@ fn stock_caption(digest: &Digest, sentences: &[String]) -> String {
 }
 
 pub(super) fn sold_out_sentence(burn: &Burn, axis: Axis) -> String {
+    let Some(stock) = burn.stock else { return UNKNOWN_STOCK.to_owned() };
     match burn.sold_out_us {
         Some(us) => format!(
             "The last unit was promised {} after {}.",
@@ -374,7 +385,7 @@ pub(super) fn sold_out_sentence(burn: &Burn, axis: Axis) -> String {
         None => format!(
             "It did not sell out: {} of {} were taken.",
             number(burn.held.max(0).unsigned_abs()),
-            count(u64::from(burn.stock), "unit")
+            count(u64::from(stock), "unit")
         ),
     }
 }

@@ -17,14 +17,16 @@ const POINTS_MAX: usize = 240;
 pub(super) struct Burn {
     pub offer: OfferId,
     pub name: String,
-    pub stock: u32,
+    /// `None`: only the operator knows.
+    pub stock: Option<u32>,
     /// Units the buyers hold in the end.
     pub held: i64,
     /// Units that were taken and given back.
     pub returned: u64,
     /// Microseconds since the start at which the last unit was promised, if it ever was.
     pub sold_out_us: Option<u64>,
-    /// Units left by what the buyers were told: (microseconds since the start, units). Below zero is a broken promise.
+    /// Units left by what the buyers were told: (microseconds since the start, units). Below zero is a broken promise,
+    /// or, where the stock is not known, what was taken of it.
     pub told: Vec<(u64, i64)>,
     /// Free units by the operator's stats: the same.
     pub sampled: Vec<(u64, i64)>,
@@ -53,13 +55,14 @@ impl Burn {
     fn of(offer: &Offer<'_>, mut changes: Vec<(u64, i64)>, mut sampled: Vec<(u64, i64)>, axis: Axis) -> Self {
         changes.sort_unstable();
         sampled.sort_unstable();
-        let mut left = i64::from(offer.stock);
+        let stock = i64::from(offer.stock.unwrap_or(0));
+        let mut left = stock;
         let mut told = vec![(axis.first_us, left)];
         let mut sold_out_us = None;
         let returned = changes.iter().filter_map(|(_, change)| u64::try_from(*change).ok()).sum();
         for (at_us, change) in changes {
             left += change;
-            if left <= 0 {
+            if left <= 0 && offer.stock.is_some() {
                 sold_out_us.get_or_insert(at_us);
             }
             match told.last_mut() {
@@ -71,7 +74,7 @@ impl Burn {
             offer: offer.id,
             name: offer.name.to_owned(),
             stock: offer.stock,
-            held: i64::from(offer.stock) - left,
+            held: stock - left,
             returned,
             sold_out_us,
             told: thinned(told),

@@ -24,6 +24,7 @@ const OPENED_AT: UnixMs = UnixMs(1_796_126_400_000);
 #[derive(Debug)]
 struct Run {
     stocks: Vec<(OfferId, String, u32)>,
+    knows_stock: bool,
     histories: Vec<History>,
     roles: Vec<&'static str>,
     stock: Vec<StockSample>,
@@ -37,6 +38,7 @@ impl Run {
     fn of(histories: Vec<History>) -> Self {
         Self {
             stocks: vec![(OfferId(1), "Feitian 53, 500 ml".into(), 100)],
+            knows_stock: true,
             histories,
             roles: Vec::new(),
             stock: Vec::new(),
@@ -54,8 +56,9 @@ impl Run {
     fn with<T>(&self, look: impl FnOnce(&Input<'_>) -> T) -> T {
         let offer = |(id, name, stock): &'_ (OfferId, String, u32)| (*id, name.clone(), *stock);
         let stocks: Vec<_> = self.stocks.iter().map(offer).collect();
+        let stock = |stock: &u32| self.knows_stock.then_some(*stock);
         let offers: Vec<_> =
-            stocks.iter().map(|(id, name, stock)| Offer { id: *id, name, stock: *stock }).collect();
+            stocks.iter().map(|(id, name, units)| Offer { id: *id, name, stock: stock(units) }).collect();
         let last_us =
             self.histories.iter().flat_map(|history| &history.events).map(|told| told.told_us).max();
         let requests = self.histories.iter().map(|history| history.events.len() as u64).sum();
@@ -429,6 +432,22 @@ fn night_of_three_offers() -> Run {
     }
     run.stock.clear();
     run
+}
+
+#[test]
+fn a_stock_that_only_the_operator_knows_is_not_taken_for_none() {
+    let mut run = night(400, 50);
+    let held = run.digest().stock[0].held;
+    (run.knows_stock, run.stock) = (false, Vec::new());
+    let (digest, page) = (run.digest(), run.with(super::html));
+    assert!(held > 0 && digest.stock[0].held == held && digest.stock[0].sold_out_us.is_none());
+    assert!(digest.fairness.in_order() > 0.5, "{:?}", digest.fairness);
+    assert!(page.contains("Units taken") && page.contains("of a stock that only the operator knows"));
+    for lie in ["Units left", "of 0 units", "sold out after the", "raffle, coming first"] {
+        assert!(!page.contains(lie), "{lie}");
+    }
+    let json = run.with(super::json);
+    assert!(json["figures"]["stock"][0]["stock"].is_null(), "{json}");
 }
 
 #[test]

@@ -654,7 +654,7 @@ fn who_hung_up_and_has_the_order_all_the_same_counts() {
 
 async fn judged(manners: Manners) -> Vec<Finding> {
     let shop = FakeShop::open(manners);
-    let tokens = Tokens::Signed { secret: SECRET.to_vec() };
+    let tokens = Tokens::signed(SECRET);
     let before = shop.stats();
     let jitter = Duration::from_millis(50);
     let human = Kind { double_click: 0.3, hang_up: 0.2, jitter, ..Kind::default() };
@@ -721,7 +721,7 @@ async fn a_shop_that_lies_is_caught() {
 #[tokio::test]
 async fn a_shop_that_says_busy_and_sells_is_caught() {
     let shop = FakeShop::open(Manners { busy_but_sells: u32::MAX, ..Manners::default() });
-    let tokens = Tokens::Signed { secret: SECRET.to_vec() };
+    let tokens = Tokens::signed(SECRET);
     let settings = CrowdSettings { tries_max: 1, ..CrowdSettings::new(shop.addr(), shop.sale(), tokens, 3) };
     let outcome = Crowd::new(settings).unwrap().run().await.unwrap();
     let books = shop.desk().await.books(shop.sale()).await.unwrap().unwrap();

@@ -15,6 +15,7 @@ use rules::wire::{AuditRequest, SaleView, Stats};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use stampede::crowd::{Crowd, CrowdSettings, Outcome, Tokens};
+use stampede::desk::once_quiet;
 use stampede::scenario::{Arrival, Curve, Kind};
 use stampede::summary::Summary;
 use stampede::verdict::{Audit, AuditFinding, Evidence, judge};
@@ -42,10 +43,6 @@ const TRIES_WITHIN: Duration = Duration::from_millis(200);
 /// Shares of the crowd that are not well-behaved: it is they who break shops.
 const CLICKS_TWICE: f64 = 0.10;
 const HANGS_UP: f64 = 0.02;
-
-/// How long the last orders may take to be recorded.
-const QUIET_WITHIN: Duration = Duration::from_secs(30);
-const QUIET_EVERY: Duration = Duration::from_millis(50);
 
 /// Runs a whole sale against itself: a server, a sale, a crowd, and a verdict.
 ///
@@ -195,7 +192,7 @@ impl Demo {
             // The view ends only when it cannot go on.
             failed = view.show() => return Err(failed),
         };
-        let after = shop.when_quiet(sale).await?;
+        let after = once_quiet(crowd.clock(), async || shop.stats(sale).await).await?;
         let audit = shop.audit().await?;
         let evidence = Evidence {
             histories: &outcome.histories,
@@ -210,7 +207,6 @@ impl Demo {
     }
 
     fn settings(&self, shop: &Shop, sale: &SaleView) -> CrowdSettings {
-        let tokens = Tokens::Signed { secret: shop.auth_secret.clone().into_bytes() };
         let jitter = Duration::ZERO;
         let human = Kind { double_click: CLICKS_TWICE, hang_up: HANGS_UP, jitter, ..Kind::default() };
         let opens_in = Duration::from_millis(shop.clock.now().ms_until(sale.opens_at));
@@ -225,7 +221,7 @@ impl Demo {
             mix: vec![human],
             arrival,
             opens_in,
-            ..CrowdSettings::new(shop.address, sale.id, tokens, self.crowd)
+            ..CrowdSettings::new(shop.address, sale.id, shop.tokens.clone(), self.crowd)
         }
     }
 }
@@ -239,7 +235,7 @@ struct Shop {
     client: Client,
     clock: Clock,
     admin_key: String,
-    auth_secret: String,
+    tokens: Tokens,
     shutdown: CancellationToken,
     running: tokio::task::JoinHandle<anyhow::Result<()>>,
     /// Removed when everything else has ended.
@@ -272,12 +268,17 @@ impl Shop {
             let sentences: Vec<String> = problems.iter().map(ToString::to_string).collect();
             anyhow::bail!("{}", sentences.join("\n"));
         }
+        let tokens = Tokens::Signed {
+            secret: auth_secret.into_bytes(),
+            issuer: settings.auth.issuer.clone(),
+            audience: settings.auth.audience.clone(),
+        };
         let _no_traces = init_logging(&settings.telemetry)?;
         let (clock, shutdown) = (Clock::system(), CancellationToken::new());
         let server = Server::start(settings, clock.clone(), listener, None, shutdown.clone()).await?;
         let client = Client::new(&url(address), SecretString::from(admin_key.clone()))?;
         let running = TaskTracker::new().spawn(server.until_the_end());
-        Ok(Self { address, moved, client, clock, admin_key, auth_secret, shutdown, running, _folder: folder })
+        Ok(Self { address, moved, client, clock, admin_key, tokens, shutdown, running, _folder: folder })
     }
 
     fn url(&self) -> String {
@@ -306,18 +307,6 @@ impl Shop {
 
     async fn stats(&self, sale: &SaleView) -> anyhow::Result<Stats> {
         self.client.get(&format!("/admin/v1/sales/{}/stats", sale.id)).await
-    }
-
-    /// The numbers once nothing is under way, or as they are when patience is over; the verdict sees the difference.
-    async fn when_quiet(&self, sale: &SaleView) -> anyhow::Result<Stats> {
-        let began = self.clock.instant();
-        loop {
-            let stats = self.stats(sale).await?;
-            if stats.queue.depth == 0 || began.elapsed() > QUIET_WITHIN {
-                return Ok(stats);
-            }
-            tokio::time::sleep(QUIET_EVERY).await;
-        }
     }
 
     /// What the shop says about itself.
