@@ -143,7 +143,8 @@ fn act(transaction: &Transaction<'_>, event: &Event) -> anyhow::Result<()> {
         ("order.recorded", _) => {
             write(transaction, buyer, &format!("Order {order} is yours. Please pay it in time."))
         }
-        ("order.paid", _) => {
+        // Who pays late and still gets a unit is told of by order.revived alone.
+        ("order.paid" | "order.revived", _) => {
             give(transaction, buyer, points)?;
             write(transaction, buyer, &format!("Order {order} is paid. You have {points} new points."))
         }

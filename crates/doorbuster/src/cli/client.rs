@@ -44,6 +44,10 @@ impl Client {
         self.call(Method::POST, path, Some(body)).await
     }
 
+    pub async fn patch<T: DeserializeOwned>(&self, path: &str, body: &Value) -> anyhow::Result<T> {
+        self.call(Method::PATCH, path, Some(body)).await
+    }
+
     pub async fn delete(&self, path: &str) -> anyhow::Result<Value> {
         self.call(Method::DELETE, path, None).await
     }

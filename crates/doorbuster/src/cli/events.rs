@@ -11,6 +11,7 @@ use rules::id::EventId;
 use rules::money::Money;
 use rules::time::UnixMs;
 use serde_json::Value;
+use stampede::words::thousands;
 
 use super::client::Client;
 use super::reach::{Folder, ReachOptions};
@@ -22,6 +23,9 @@ const WAIT_S: u32 = 20;
 
 /// Events per question.
 const PAGE: u32 = 200;
+
+/// Who cannot wait at the server, because too many do, waits here before asking again.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// How many events `tail` begins with.
 const LAST_DEFAULT: u32 = 10;
@@ -96,14 +100,20 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     async fn read(&self, follow: bool) -> anyhow::Result<()> {
-        let mut signals = Signals::listen()?;
+        let (mut signals, clock) = (Signals::listen()?, Clock::system());
         let mut place = self.place();
         loop {
+            let asked = clock.instant();
+            let may_wait = follow && !place.starts_with("last=");
             let page = self.page(&place, follow);
             let page: Value = tokio::select! {
                 () = signals.next() => return Ok(()),
                 page = page => page.with_context(|| how_to_read_on(&place))?,
             };
+            if let Some(missed) = page.get("missed").and_then(Value::as_u64).filter(|missed| *missed > 0) {
+                let missed = thousands(missed);
+                say::complain(&format!("{missed} events are missing here: they are no longer kept."));
+            }
             let items = page.get("items").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
             for event in items {
                 say::answer(&if self.json { event.to_string() } else { line(event) });
@@ -115,6 +125,12 @@ impl Reader<'_> {
                 return Ok(());
             }
             place = read_on;
+            if may_wait && items.is_empty() && asked.elapsed() < PAUSE {
+                tokio::select! {
+                    () = signals.next() => return Ok(()),
+                    () = tokio::time::sleep(PAUSE) => {}
+                }
+            }
         }
     }
 

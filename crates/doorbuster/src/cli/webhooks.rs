@@ -1,11 +1,11 @@
 //! `webhooks`: who is told of events, from a terminal or a script. It shows what the server answers; what is allowed is
 //! decided there.
 
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use rules::id::WebhookId;
 use rules::time::UnixMs;
 use rules::wire::{Page, ParkedView, Replayed, WebhookSecret, WebhookTested, WebhookView};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use stampede::words::thousands;
 
 use super::client::Client;
@@ -25,6 +25,7 @@ Examples:
   doorbuster webhooks add https://shop.example/hooks --types 'order.*,offer.sold_out'
   doorbuster webhooks test 01m7h12ebbvd5va6f5pvjryvdn
   doorbuster webhooks list
+  doorbuster webhooks set 01m7h12ebbvd5va6f5pvjryvdn --url https://shop.example/new-hooks --enable
   doorbuster webhooks replay 01m7h12ebbvd5va6f5pvjryvdn --since 2026-12-01T12:00:00Z
 docs/webhooks.md says what a receiver may rely on.")]
 pub struct Webhooks {
@@ -50,6 +51,8 @@ enum Command {
     },
     /// Shows one, and what it did not take.
     Show { webhook: WebhookId },
+    /// Changes one: its address, its types, whether it is told. A new address is tried at once.
+    Set(Set),
     /// Deletes one, and all that waits for it.
     Remove { webhook: WebhookId },
     /// Sends it one event of type webhook.test and says whether it arrived.
@@ -61,9 +64,29 @@ enum Command {
         #[arg(long, value_name = "TIME", value_parser = parse_time)]
         since: Option<UnixMs>,
     },
-    /// Gives it a new secret and prints it, once. For a day deliveries are signed with both.
+    /// Gives it a new secret and prints it, once. The one before signs too, for a day.
     Rotate { webhook: WebhookId },
 }
+
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("change").required(true).multiple(true).args(["url", "types", "enable", "disable"])))]
+struct Set {
+    webhook: WebhookId,
+    #[arg(long)]
+    url: Option<String>,
+    /// Only these: types such as order.paid, or order.* for all of a kind; separated by commas. `all` for all.
+    #[arg(long, value_name = "TYPES", value_delimiter = ',')]
+    types: Option<Vec<String>>,
+    /// Tells it again, also of what waited. After it answered 410 Gone this is the way back.
+    #[arg(long, conflicts_with = "disable")]
+    enable: bool,
+    /// Tells it nothing for now; events wait for it.
+    #[arg(long)]
+    disable: bool,
+}
+
+/// How `--types` names every type.
+const ALL_TYPES: &str = "all";
 
 impl Webhooks {
     pub async fn run(self) -> anyhow::Result<Exit> {
@@ -87,6 +110,7 @@ impl Desk<'_> {
             Command::List => self.list().await?,
             Command::Add { url, types, disabled } => self.add(url, types, *disabled).await?,
             Command::Show { webhook } => self.show(*webhook).await?,
+            Command::Set(set) => self.set(set).await?,
             Command::Remove { webhook } => self.remove(*webhook).await?,
             Command::Test { webhook } => return self.test(*webhook).await,
             Command::Replay { webhook, since } => self.replay(*webhook, *since).await?,
@@ -110,8 +134,10 @@ impl Desk<'_> {
             ("STATE", Lean::Left),
             ("WAITING", Lean::Right),
             ("GIVEN UP", Lean::Right),
+            ("LOST", Lean::Right),
             ("TYPES", Lean::Left),
             ("URL", Lean::Left),
+            ("WHY", Lean::Left),
         ]);
         for webhook in &page.items {
             table.row([
@@ -119,8 +145,10 @@ impl Desk<'_> {
                 state(webhook).to_owned(),
                 thousands(webhook.waiting),
                 thousands(webhook.parked),
+                thousands(webhook.dropped),
                 types(webhook),
                 webhook.url.clone(),
+                webhook.disabled_reason.clone().unwrap_or_default(),
             ]);
         }
         say::answer(&table.render());
@@ -149,22 +177,36 @@ impl Desk<'_> {
             say::answer(&shown.to_string());
             return Ok(());
         }
-        let mut lines = vec![
-            format!("{}  {}", webhook.id, webhook.url),
-            format!("state    {}", state(&webhook)),
-            format!("types    {}", types(&webhook)),
-            format!("waiting  {}", thousands(webhook.waiting)),
-            format!("given up {}", thousands(webhook.parked)),
-        ];
-        lines.extend(webhook.behind_since.map(|since| format!("behind   since {since}")));
-        lines.extend(webhook.last_problem.iter().map(|problem| format!("problem  {problem}")));
-        let until = webhook.previous_secret_until;
-        lines.extend(until.map(|until| format!("secret   the one before signs too, until {until}")));
+        let mut lines = standing(&webhook);
+        if webhook.disabled {
+            lines.push(format!("\nOnce it is mended: doorbuster webhooks set {id} --enable"));
+        }
         if !parked.items.is_empty() {
             lines.extend([String::new(), parked_table(&parked.items)]);
             lines.push(format!("\nOnce it is mended: doorbuster webhooks replay {id}"));
         }
         say::answer(&lines.join("\n"));
+        Ok(())
+    }
+
+    async fn set(&self, set: &Set) -> anyhow::Result<()> {
+        let mut change = Map::new();
+        if let Some(url) = &set.url {
+            change.insert("url".to_owned(), url.as_str().into());
+        }
+        if let Some(types) = &set.types {
+            let is_all = matches!(types.as_slice(), [one] if one == ALL_TYPES);
+            change.insert("types".to_owned(), if is_all { json!([]) } else { json!(types) });
+        }
+        if set.enable || set.disable {
+            change.insert("disabled".to_owned(), set.disable.into());
+        }
+        let changed: WebhookView = self.client.patch(&path_of(set.webhook), &change.into()).await?;
+        say::answer(&if self.json {
+            serde_json::to_string(&changed)?
+        } else {
+            standing(&changed).join("\n")
+        });
         Ok(())
     }
 
@@ -229,12 +271,34 @@ fn path_of(webhook: WebhookId) -> String {
     format!("/admin/v1/webhooks/{webhook}")
 }
 
+/// One in lines, each with its name in front.
+fn standing(webhook: &WebhookView) -> Vec<String> {
+    let mut lines = vec![
+        format!("{}  {}", webhook.id, webhook.url),
+        format!("state    {}", state(webhook)),
+        format!("types    {}", types(webhook)),
+        format!("waiting  {}", thousands(webhook.waiting)),
+        format!("given up {}", thousands(webhook.parked)),
+        format!("lost     {}", thousands(webhook.dropped)),
+    ];
+    lines.extend(webhook.disabled_reason.iter().map(|reason| format!("disabled because {reason}")));
+    lines.extend(webhook.connected.map(|is| format!("connected {}", if is { "yes" } else { "no" })));
+    lines.extend(webhook.behind_since.map(|since| format!("behind   since {since}")));
+    lines.extend(webhook.last_problem.iter().map(|problem| format!("problem  {problem}")));
+    let until = webhook.previous_secret_until;
+    lines.extend(until.map(|until| format!("secret   the one before signs too, until {until}")));
+    lines
+}
+
+/// What most needs somebody's eye. What was lost does not come back: that stays to be seen.
 fn state(webhook: &WebhookView) -> &'static str {
     match webhook {
         WebhookView { disabled: true, .. } => "disabled",
-        WebhookView { waiting: 0, parked: 0, .. } => "fine",
-        WebhookView { waiting: 0, .. } => "gave up on some",
-        WebhookView { .. } => "failing",
+        WebhookView { connected: Some(false), .. } => "not connected",
+        WebhookView { waiting: 1.., .. } => "failing",
+        WebhookView { parked: 1.., .. } => "gave up on some",
+        WebhookView { dropped: 1.., .. } => "lost some",
+        WebhookView { waiting: 0, parked: 0, dropped: 0, .. } => "fine",
     }
 }
 
@@ -264,4 +328,44 @@ fn parked_table(parked: &[ParkedView]) -> String {
 
 fn parse_time(text: &str) -> Result<UnixMs, String> {
     UnixMs::parse(text).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn webhook(changes: Value) -> WebhookView {
+        let mut view = json!({"id": "01k9zq3v8g7m4x2r5w6t0n1pbc", "kind": "webhook", "url": "https://shop.example/",
+            "types": [], "disabled": false, "disabled_reason": null, "connected": null,
+            "created_at": "2026-12-01T12:00:00.000Z", "previous_secret_until": null, "waiting": 0, "parked": 0,
+            "behind_since": null, "last_problem": null, "dropped": 0});
+        view.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        serde_json::from_value(view).unwrap()
+    }
+
+    #[test]
+    fn only_who_lacks_and_lost_nothing_is_fine() {
+        for (changes, expected) in [
+            (json!({}), "fine"),
+            (json!({"connected": true}), "fine"),
+            (json!({"dropped": 1}), "lost some"),
+            (json!({"parked": 1, "dropped": 1}), "gave up on some"),
+            (json!({"waiting": 1, "parked": 1}), "failing"),
+            (json!({"connected": false}), "not connected"),
+            (json!({"disabled": true, "dropped": 1}), "disabled"),
+        ] {
+            assert_eq!(state(&webhook(changes.clone())), expected, "{changes}");
+        }
+    }
+
+    #[test]
+    fn reason_losses_and_connection_are_shown() {
+        let gone =
+            webhook(json!({"disabled": true, "disabled_reason": "it answered 410 Gone", "dropped": 1_234,
+            "connected": false}));
+        let lines = standing(&gone).join("\n");
+        for said in ["lost     1,234", "disabled because it answered 410 Gone", "connected no"] {
+            assert!(lines.contains(said), "{said}: {lines}");
+        }
+    }
 }

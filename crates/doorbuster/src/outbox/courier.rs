@@ -14,7 +14,7 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::endpoint::wants;
-use super::patience::{Breaker, Room, wait_ms};
+use super::patience::{Breaker, GRACE_MS, Room, wait_ms};
 use super::sink::{Sink, Trouble, WebhookSink};
 use super::window::{Next, WINDOW_MAX, Window, attempts_of, since_of};
 use crate::app::App;
@@ -23,6 +23,9 @@ use crate::telemetry::metrics::Delivery;
 
 /// Most events read at once.
 const READ_MAX: usize = 256;
+
+/// Deliveries that wait and are looked at in one go for whether they are still wanted.
+const SIFTED_MAX: u32 = 1_000;
 
 /// Reads in one go while nothing is found that the receiver wants.
 const READS_IN_A_ROW: u32 = 16;
@@ -65,6 +68,11 @@ struct Work {
     next_due: Option<rules::time::UnixMs>,
     /// Whether to look into the ledger in any case.
     look: bool,
+    /// As the webhook had them when what waits was last sifted by them.
+    types: Vec<String>,
+    /// Deliveries up to this event are sifted; `None` once all are.
+    sifted_to: Option<u64>,
+    began_at: rules::time::UnixMs,
     is_open: bool,
     /// The receiver said that it is gone: at this address, in these words.
     gone: Option<(String, String)>,
@@ -93,6 +101,10 @@ impl Courier {
             sent: HashMap::new(),
             next_due: None,
             look: true,
+            types: current.types.clone(),
+            // The types of a broker may have changed while nobody ran.
+            sifted_to: Some(0),
+            began_at: app.clock.now(),
             is_open: false,
             gone: None,
         };
@@ -111,6 +123,7 @@ impl Courier {
             if self.work.window.news() >= NEWS_MAX || self.work.under_way.is_empty() {
                 self.write().await?;
             }
+            self.sift().await;
             self.take().await?;
             self.begin();
             tokio::select! {
@@ -142,6 +155,9 @@ impl Courier {
             self.show_open(false);
         }
         (self.work.url, self.work.was_disabled) = (webhook.url.clone(), webhook.disabled);
+        if webhook.types != self.work.types {
+            (self.work.types, self.work.sifted_to) = (webhook.types.clone(), Some(0));
+        }
         self.work.sink = Arc::new(sink(&self.app, &webhook));
         // In any case: that is how a cursor is noticed that was set back for a replay.
         self.write_down().await?;
@@ -197,6 +213,23 @@ impl Courier {
             Err(error) => {
                 tracing::warn!(%error, "deliveries could not be written down; trying again");
                 Ok(false)
+            }
+        }
+    }
+
+    /// Lets go of deliveries that wait and are no longer wanted, some at a time: what stands behind them need not wait
+    /// until they are due.
+    async fn sift(&mut self) {
+        let Some(after) = self.work.sifted_to else { return };
+        let (webhook_no, types) = (self.webhook.borrow().no, self.work.types.clone());
+        let wanted = move |kind: &str| wants(&types, kind);
+        match self.app.ledger.unwanted_deliveries(webhook_no, after, SIFTED_MAX, wanted).await {
+            Ok(unwanted) => {
+                self.work.sifted_to = unwanted.read_to;
+                self.work.window.forget(unwanted.deliveries);
+            }
+            Err(error) => {
+                tracing::warn!(%error, webhook_no, "what waits could not be looked through; trying again");
             }
         }
     }
@@ -300,7 +333,7 @@ impl Courier {
         let attempts = attempts_of(delivery).saturating_add(1);
         let (event_id, problem) = (delivery.event.id, trouble.problem);
         let webhook_id = self.webhook.borrow().id;
-        let next = if waited >= patience {
+        let next = if waited >= patience && self.work.began_at.ms_until(now) >= GRACE_MS {
             self.count(Delivery::Parked);
             tracing::error!(%webhook_id, %event_id, attempts, %problem, "an event is parked: its webhook did not take it");
             Next::Park

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::courier::{Courier, Tick};
 use super::endpoint::wants;
+use super::patience::GRACE_MS;
 use super::rabbit::RabbitSink;
 use super::sink;
 use crate::app::App;
@@ -28,10 +29,13 @@ const TICK: Duration = Duration::from_millis(100);
 /// Every so many ticks the metrics of the webhooks are set.
 const TICKS_PER_STANDING: u32 = 50;
 
-/// Every so many ticks old events are dropped.
-const TICKS_PER_DROPPING: u32 = 600;
+/// How often is looked whether old events are to be dropped.
+const DROPPING_LOOK: Duration = Duration::from_secs(1);
 
-/// Most drops in a row; each is bounded by itself.
+/// Between two rounds of dropping, in milliseconds.
+const DROPPING_PAUSE_MS: u64 = 60_000;
+
+/// Most drops in a round; each is bounded by itself.
 const DROPS_IN_A_ROW: u32 = 100;
 
 /// What requests and couriers share.
@@ -90,6 +94,11 @@ pub async fn run(app: Arc<App>) {
     if let Some(broker) = app.dispatch.broker.clone() {
         app.tasks.spawn(greet(broker, shutdown.clone()));
     }
+    let dropper = Arc::clone(&app);
+    app.tasks.spawn(async move {
+        let shutdown = dropper.shutdown.clone();
+        shutdown.run_until_cancelled(keep_dropping(&dropper)).await;
+    });
     shutdown.run_until_cancelled(keep_posts(&app)).await;
 }
 
@@ -161,16 +170,9 @@ async fn tick(app: &Arc<App>, posts: &HashMap<WebhookId, Post>, ticks: &watch::S
         Ok(newest) => drop(ticks.send_replace(Tick { newest, count })),
         Err(error) => tracing::warn!(%error, "new events could not be looked for; trying again"),
     }
-    let outcome = async {
-        if count % TICKS_PER_STANDING == 1 {
-            show_standings(app, posts).await?;
-        }
-        if count % TICKS_PER_DROPPING == 1 {
-            drop_old_events(app).await?;
-        }
-        LedgerResult::Ok(())
-    };
-    if let Err(error) = outcome.await {
+    if count % TICKS_PER_STANDING == 1
+        && let Err(error) = show_standings(app, posts).await
+    {
         tracing::warn!(%error, "the webhooks could not be looked after; trying again");
     }
 }
@@ -201,6 +203,23 @@ async fn show_standings(app: &App, posts: &HashMap<WebhookId, Post>) -> LedgerRe
     let connected = app.dispatch.broker.as_ref().is_some_and(|broker| broker.is_connected());
     app.metrics.broker_connected.set(i64::from(connected));
     Ok(())
+}
+
+/// Drops old events now and then. Not at once after a start: what became old while nobody ran was not tried.
+async fn keep_dropping(app: &App) {
+    let (mut since, mut wait_ms) = (app.clock.now(), GRACE_MS);
+    let mut timer = tokio::time::interval(DROPPING_LOOK);
+    timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        timer.tick().await;
+        if since.ms_until(app.clock.now()) < wait_ms {
+            continue;
+        }
+        (since, wait_ms) = (app.clock.now(), DROPPING_PAUSE_MS);
+        if let Err(error) = drop_old_events(app).await {
+            tracing::warn!(%error, "old events could not be dropped; trying again");
+        }
+    }
 }
 
 /// `webhooks.keep_hours` is never shorter than `webhooks.retry_hours`: whatever is dropped was delivered, given up, or

@@ -16,6 +16,10 @@ const REST: Rest = Rest { first_ms: 5_000, max_ms: 300_000 };
 /// The same for a receiver that is asked again sooner.
 const SHORT_REST: Rest = Rest { first_ms: 1_000, max_ms: 30_000 };
 
+/// For so long after a start, in milliseconds, nothing is given up or dropped because of its age: time in which nobody
+/// tried is no reason.
+pub const GRACE_MS: u64 = 3_600_000;
+
 /// How long to wait after so many attempts, in milliseconds: from half to one and a half of the rule, by chance, so
 /// that what failed together does not come back together.
 #[must_use]

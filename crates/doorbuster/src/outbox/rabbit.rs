@@ -127,7 +127,7 @@ impl RabbitSink {
     /// `Ok`: the message is in every queue that is bound for it, on disk where the queue is durable.
     pub async fn send(&self, event: &Event) -> Result<(), Trouble> {
         let body = body(event)?;
-        let mut used = None;
+        let (mut used, mut is_unknown_exchange) = (None, false);
         let outcome = self
             .within_patience(async {
                 let line = self.line().await?;
@@ -136,26 +136,27 @@ impl RabbitSink {
                 }
                 let line = used.insert(line);
                 let channel = line.channel().await.map_err(|error| told(&error))?;
-                let confirmation =
-                    self.publish(&channel, event, &body).await.map_err(|error| told(&error))?;
+                let confirmation = self.publish(&channel, event, &body).await.map_err(|error| {
+                    is_unknown_exchange = is_unknown(&error);
+                    told(&error)
+                })?;
                 line.give_back(channel);
                 judge(confirmation, event, self.exchange.as_str())
             })
             .await;
         // Who did not answer in time may never do: the next one gets a new connection. A server that is full said so,
-        // and goes on with this one.
+        // and goes on with this one. An exchange that somebody deleted is made again with the next connection, too.
         if let (Err(trouble), Some(line)) = (&outcome, used)
-            && trouble.is_timeout
-            && !line.is_blocked()
+            && (is_unknown_exchange || (trouble.is_timeout && !line.is_blocked()))
         {
-            self.give_up(&line).await;
+            self.give_up(&line, &trouble.problem).await;
         }
         outcome
     }
 
     async fn within_patience<T>(&self, work: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
         tokio::time::timeout(self.patience, work).await.unwrap_or_else(|_| {
-            let problem = self.timeout_problem();
+            let problem = format!("RabbitMQ did not answer within {} s", self.patience.as_secs());
             let mut seen = self.seen.lock();
             if seen.line.is_none() {
                 seen.problem = Some(problem.clone());
@@ -218,17 +219,13 @@ impl RabbitSink {
         }
     }
 
-    async fn give_up(&self, line: &Arc<Line>) {
+    async fn give_up(&self, line: &Arc<Line>, problem: &str) {
         line.cut();
         let mut place = self.line.lock().await;
         if place.as_ref().is_some_and(|current| Arc::ptr_eq(current, line)) {
             *place = None;
-            *self.seen.lock() = Seen { line: None, problem: Some(self.timeout_problem()) };
+            *self.seen.lock() = Seen { line: None, problem: Some(problem.to_owned()) };
         }
-    }
-
-    fn timeout_problem(&self) -> String {
-        format!("RabbitMQ did not answer within {} s", self.patience.as_secs())
     }
 }
 

@@ -47,7 +47,7 @@ pub struct WebhookSink {
     clock: Clock,
     url: String,
     secret: Secret,
-    previous: Option<(Secret, rules::time::UnixMs)>,
+    previous: Vec<(Secret, rules::time::UnixMs)>,
     private_addresses: bool,
 }
 

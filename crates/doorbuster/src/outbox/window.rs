@@ -66,6 +66,10 @@ impl Window {
             if self.in_hand.contains(&no) {
                 continue;
             }
+            if delivery.past == Past::Unwanted {
+                self.settled.push(Settled { event_no: no, track: delivery.track, fate: Fate::Delivered });
+                continue;
+            }
             if !matches!(delivery.past, Past::Waiting { .. }) {
                 self.unsettled.insert(no);
             }
@@ -81,6 +85,15 @@ impl Window {
             track.push_back(delivery);
         }
         self.read_to = self.read_to.max(taken.read_to);
+    }
+
+    /// These wait in the ledger and need no longer: nobody wants them any more. What is under way ends by itself.
+    pub fn forget(&mut self, unwanted: Vec<(u64, i64)>) {
+        for (event_no, track) in unwanted {
+            if !self.in_hand.contains(&event_no) {
+                self.settled.push(Settled { event_no, track, fate: Fate::Delivered });
+            }
+        }
     }
 
     /// The next event to send. Its track waits until [`Window::delivered`] or [`Window::failed`] is told about it.
@@ -174,11 +187,12 @@ impl Window {
         }
     }
 
-    /// Everything up to here is settled, or will be once the news are written.
+    /// Everything up to here is settled, or will be once the news are written. Never beyond what was read: after the
+    /// cursor was set back, what is still in hand lies beyond that.
     fn cursor_then(&self) -> u64 {
         let settled: HashSet<u64> = self.settled.iter().map(|settled| settled.event_no).collect();
         let first = self.unsettled.iter().find(|no| !settled.contains(no));
-        first.map_or(self.read_to, |no| no.saturating_sub(1))
+        first.map_or(self.read_to, |no| no.saturating_sub(1).min(self.read_to))
     }
 }
 
@@ -186,7 +200,7 @@ impl Window {
 #[must_use]
 pub fn attempts_of(delivery: &Outgoing) -> u32 {
     match delivery.past {
-        Past::Fresh | Past::Behind => 0,
+        Past::Fresh | Past::Behind | Past::Unwanted => 0,
         Past::Waiting { attempts, .. } => attempts,
     }
 }
@@ -195,7 +209,7 @@ pub fn attempts_of(delivery: &Outgoing) -> u32 {
 #[must_use]
 pub fn since_of(delivery: &Outgoing, now: UnixMs) -> UnixMs {
     match delivery.past {
-        Past::Fresh | Past::Behind => now,
+        Past::Fresh | Past::Behind | Past::Unwanted => now,
         Past::Waiting { since, .. } => since,
     }
 }
@@ -296,11 +310,33 @@ mod tests {
         window.delivered(7);
         window.written(0);
         assert_eq!(window.read_to(), 0, "the ledger says 0 although 1 is settled: a replay");
+        let moves = (window.settlement().cursor, window.has_moved());
+        assert_eq!(
+            moves,
+            (0, false),
+            "1 must be read again before the cursor may pass it, though only 2 is in hand"
+        );
         window.add(taken(&[(1, 7), (2, 8)]));
         assert_eq!(
             [next_no(&mut window), next_no(&mut window), next_no(&mut window)],
             [Some(2), Some(1), None]
         );
+    }
+
+    #[test]
+    fn what_is_no_longer_wanted_is_settled_unless_it_is_under_way() {
+        let mut window = Window::new(1, 9);
+        let deliveries = vec![
+            delivery(3, 7, Past::Unwanted),
+            delivery(4, 8, Past::Waiting { attempts: 1, since: UnixMs(0) }),
+        ];
+        window.add(Taken { deliveries, read_to: 9, next_due: None });
+        window.forget(vec![(4, 8), (5, 8)]);
+        assert_eq!([next_no(&mut window), next_no(&mut window)], [Some(4), None]);
+        let settlement = window.settlement();
+        let settled: Vec<_> = settlement.settled.iter().map(|one| (one.event_no, one.fate.clone())).collect();
+        assert_eq!(settled, [(3, Fate::Delivered), (5, Fate::Delivered)]);
+        assert_eq!(settlement.cursor, 9);
     }
 
     #[test]

@@ -91,9 +91,10 @@ where
     Ok(Registry::default().with(lines).with(spans))
 }
 
-/// The library of RabbitMQ writes every frame at this level, and the first one holds the password.
+/// The library of RabbitMQ writes frames, the first of which holds the password, and whole messages that came back,
+/// with their buyers. Nothing else that it says below an error is needed: we say ourselves what became of a message.
 fn shows_secrets(metadata: &Metadata<'_>) -> bool {
-    *metadata.level() == Level::TRACE && metadata.target().starts_with("lapin")
+    *metadata.level() != Level::ERROR && metadata.target().starts_with("lapin")
 }
 
 /// `None` without a collector: then no span is ever built for it.
@@ -207,13 +208,15 @@ mod tests {
 
     #[test]
     fn no_filter_shows_the_frames_of_rabbitmq_which_hold_its_password() {
-        for filter in ["trace", "lapin=trace", "info,lapin::io_loop=trace"] {
+        for filter in ["trace", "info", "lapin=trace", "info,lapin::io_loop=trace"] {
             let own = settings(&[format!("telemetry.log_filter={filter}")]);
             let text = logged_with(&own, Look::Json, || {
                 tracing::trace!(target: "lapin::io_loop", "will write to buffer");
+                tracing::warn!(target: "lapin::returned_messages", "Server returned us a message of ann");
                 tracing::error!(target: "lapin::io_loop", "connection lost");
             });
-            assert!(!text.contains("will write") && text.contains("connection lost"), "{filter}: {text}");
+            assert!(!text.contains("will write") && !text.contains("ann"), "{filter}: {text}");
+            assert!(text.contains("connection lost"), "{filter}: {text}");
         }
     }
 

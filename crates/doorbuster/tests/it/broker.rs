@@ -7,7 +7,7 @@ use std::time::Duration;
 use doorbuster::clock::Clock;
 use doorbuster::telemetry::metrics::Delivery;
 use futures_util::future::join_all;
-use lapin::options::{BasicGetOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::options::{BasicGetOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ConnectionProperties};
 use serde_json::{Value, json};
@@ -63,6 +63,11 @@ impl Shop {
             let options = QueueBindOptions::default();
             channel.queue_bind(queue, exchange, (*key).into(), options, FieldTable::default()).await.unwrap();
         }
+    }
+
+    async fn delete_exchange(&self) {
+        let (_connection, channel) = self.channel().await.unwrap();
+        channel.exchange_delete("doorbuster".into(), ExchangeDeleteOptions::default()).await.unwrap();
     }
 
     /// Takes what is there, if the server is.
@@ -251,25 +256,33 @@ mod heavy {
         server.take_again().unwrap();
         shop.has_closed(40, &clock).await;
 
+        println!("its exchange is deleted");
+        shop.delete_exchange().await;
+        buy_and_cancel(&app, &sale, 40..42).await;
+        told(&app, &clock, "no queue is bound for").await;
+        shop.bind(&["order.*", "sale.#"]).await;
+        shop.has_closed(42, &clock).await;
+
         println!("our password is wrong");
         let wrong = cable.setting("planted-word");
         let app = TestApp::on(app.stop().await, clock.clone(), &[INSIDE, KEEP, RETRY, &wrong]).await;
         told(&app, &clock, "check user name, password").await;
-        buy_and_cancel(&app, &sale, 40..45).await;
+        buy_and_cancel(&app, &sale, 42..47).await;
         let seen = look(&app).await.to_string();
         assert!(!seen.contains("planted-word"), "{seen}");
         let right = cable.setting("guest");
         let app = TestApp::on(app.stop().await, clock.clone(), &[INSIDE, KEEP, RETRY, &right]).await;
-        shop.has_closed(45, &clock).await;
+        shop.has_closed(47, &clock).await;
 
-        shop.assert_in_order(45);
-        assert_in_order(&webhook, 45);
+        shop.assert_in_order(47);
+        assert_in_order(&webhook, 47);
         assert_like_the_webhooks(&shop, &webhook);
         assert!(app.app.metrics.broker_deliveries.get(Delivery::Delivered) > 0);
         nothing_waits(&app, &clock).await;
         a_broker_is_changed_by_its_settings(&app).await;
         let folder = over_tls(app.stop().await, &clock, server.tls_port(), &certificate).await;
         without_a_broker(folder, &clock).await;
+        what_comes_back_is_not_logged(shop.port).await;
         we_are_killed(&mut shop).await;
     }
 
@@ -341,7 +354,24 @@ mod heavy {
     const ORDERS: u32 = 20;
     const LIVES: u32 = 3;
 
-    fn start(folder: &std::path::Path, port: u16) -> (Process, String) {
+    /// Messages that nobody takes come back whole, with their buyers.
+    async fn what_comes_back_is_not_logged(port: u16) {
+        println!("nobody wants it, and the log is read");
+        let (folder, buyer) = (tempfile::tempdir().unwrap(), "planted-buyer");
+        let (process, url) = start(folder.path(), port, "unbound");
+        let offer = crate::webhooks::heavy::open_sale(&url).await;
+        crate::webhooks::heavy::buy_and_cancel(&url, &offer, buyer).await;
+        process.wait_for(PATIENCE, |line| line.text.contains("no queue is bound for order.")).unwrap();
+        let bytes = format!("{:?}", buyer.as_bytes());
+        let bytes = bytes.trim_matches(['[', ']']);
+        for line in process.lines() {
+            assert!(!line.text.contains(buyer) && !line.text.contains(bytes), "{}", line.text);
+        }
+        process.kill().unwrap();
+        process.wait(Duration::from_secs(20)).unwrap();
+    }
+
+    fn start(folder: &std::path::Path, port: u16, exchange: &str) -> (Process, String) {
         let process = Program::new(env!("CARGO_BIN_EXE_doorbuster"))
             .args(["serve", "--set", "listen=127.0.0.1:0", "--set", "limits.per_ip_per_s=0"])
             .arg("--data-dir")
@@ -350,6 +380,7 @@ mod heavy {
             .env("DOORBUSTER_AUTH__HS256_SECRET", AUTH_SECRET)
             .env("DOORBUSTER_PASS__SECRET", PASS_SECRET)
             .env("DOORBUSTER_BROKER__URL", format!("amqp://guest:guest@127.0.0.1:{port}"))
+            .env("DOORBUSTER_BROKER__EXCHANGE", exchange)
             .start()
             .unwrap();
         let line = process.wait_for_line("listening on ", Duration::from_secs(60)).unwrap();
@@ -362,7 +393,7 @@ mod heavy {
         println!("we are killed");
         shop.got.clear();
         let folder = tempfile::tempdir().unwrap();
-        let (mut process, mut url) = start(folder.path(), shop.port);
+        let (mut process, mut url) = start(folder.path(), shop.port, "doorbuster");
         let offer = crate::webhooks::heavy::open_sale(&url).await;
         for life in 0..LIVES {
             for number in 0..ORDERS {
@@ -370,7 +401,7 @@ mod heavy {
             }
             process.kill().unwrap();
             process.wait(Duration::from_secs(20)).unwrap();
-            (process, url) = start(folder.path(), shop.port);
+            (process, url) = start(folder.path(), shop.port, "doorbuster");
         }
         let orders = (ORDERS * LIVES) as usize;
         shop.has_closed(orders, &Clock::system()).await;

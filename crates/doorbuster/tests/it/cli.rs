@@ -359,6 +359,44 @@ fn events_of_a_folder_without_a_server_are_shown_and_that_is_all() {
     );
 }
 
+/// A server that is full of those who wait answers at once, with nothing: whoever follows must not ask without end.
+#[test]
+fn events_are_not_asked_for_without_a_pause_where_the_server_does_not_wait() {
+    use std::io::{Read as _, Write as _};
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let asked: std::sync::Arc<parking_lot::Mutex<Vec<std::time::Instant>>> = std::sync::Arc::default();
+    let times = std::sync::Arc::clone(&asked);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                if stream.read(&mut byte).unwrap_or(0) == 0 {
+                    break;
+                }
+                head.extend_from_slice(&byte);
+            }
+            times.lock().push(std::time::Instant::now());
+            let body = json!({"items": [], "cursor": "5q0a5zpfrr0h60000000000009", "missed": 0}).to_string();
+            let length = body.len();
+            let answer =
+                format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    let tail = with_secrets(program(&["events", "tail", "--server", &url])).start().unwrap();
+    // The first one asks for the newest, which nobody waits for.
+    testkit::eventually(PATIENCE, || asked.lock().len() >= 4);
+    tail.terminate().unwrap();
+    end(&tail).expect(0);
+    let asked = asked.lock();
+    for pair in asked[1..4].windows(2) {
+        assert!(pair[1] - pair[0] >= Duration::from_millis(900), "{:?}", pair[1] - pair[0]);
+    }
+}
+
 /// An address that takes everything.
 fn taker() -> (String, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
     use std::io::{Read as _, Write as _};
@@ -421,6 +459,20 @@ fn webhooks_are_made_tested_mended_and_removed() {
     let shown = shop.run(&["webhooks", "show", id]).expect(0).out;
     assert!(shown.contains("the one before signs too, until"), "{shown}");
     assert!(!shown.contains("whsec_"), "a secret is shown once");
+    let said = shop.run(&["webhooks", "set", id, "--disable"]).expect(0).out;
+    assert!(said.contains("state    disabled") && said.contains("lost     0"), "{said}");
+    let shown = shop.run(&["webhooks", "show", id]).expect(0).out;
+    assert!(shown.contains(&format!("webhooks set {id} --enable")), "what to do next: {shown}");
+    let elsewhere = format!("{url}/more");
+    let set = shop.run_json(&["webhooks", "set", id, "--url", &elsewhere, "--types", "all", "--enable"]);
+    assert_eq!(
+        (&set["url"], &set["types"], &set["disabled"]),
+        (&json!(elsewhere), &json!([]), &json!(false))
+    );
+    let set = shop.run_json(&["webhooks", "set", id, "--types", "order.paid,order.revived"]);
+    assert_eq!((&set["url"], &set["types"]), (&json!(elsewhere), &json!(["order.paid", "order.revived"])));
+    shop.run(&["webhooks", "set", id]).expect(2);
+    shop.run(&["webhooks", "set", id, "--enable", "--disable"]).expect(2);
     assert_eq!(shop.run_json(&["webhooks", "replay", id])["events"], 0);
     let since = shop.run_json(&["webhooks", "replay", id, "--since", "2020-01-01T00:00:00Z"]);
     assert!(since["events"].is_u64(), "{since}");

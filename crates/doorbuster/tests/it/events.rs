@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use doorbuster::edge::limits::Class;
+use doorbuster::outbox::endpoint::wants;
 use serde_json::{Value, json};
 
 use crate::app::{ADMIN_KEY, TestApp, draft_between, with_manual_clock};
@@ -122,6 +123,29 @@ async fn a_question_that_is_wrong_names_what_is() {
     ] {
         let problem = app.operate("GET", &format!("/admin/v1/events?{query}"), None, 422).await;
         assert_eq!(problem["field"], field, "{query}: {problem}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_who_was_away_too_long_is_told_what_is_missing() {
+    let (app, clock) = with_manual_clock(&[]).await;
+    let (_, start) = read(&app, "").await;
+    app.open_sale(1).await;
+    let missed = async |query: &str| {
+        app.operate("GET", &format!("/admin/v1/events?{query}"), None, 200).await["missed"].clone()
+    };
+    let (items, cursor) = read(&app, "limit=1").await;
+    assert_eq!((items.len(), missed(&format!("after={start}")).await), (1, json!(0)));
+    clock.advance(Duration::from_secs(1));
+    app.open_sale(1).await;
+    app.app.ledger.drop_old_events(clock.now(), clock.now(), wants).await.unwrap();
+    assert_eq!(missed(&format!("after={start}")).await, 3, "the first sale was made, shown and open");
+    assert_eq!(missed(&format!("after={cursor}&wait=1")).await, 2);
+    assert_eq!(kinds(&app, &format!("after={cursor}")).await.len(), 3);
+    let (_, end) = read(&app, "last=1").await;
+    for query in [String::new(), "last=1".into(), "since=2020-01-01T00:00:00Z".into(), format!("after={end}")]
+    {
+        assert_eq!(missed(&query).await, 0, "{query}");
     }
 }
 

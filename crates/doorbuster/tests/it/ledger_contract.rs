@@ -48,6 +48,9 @@ mod turns;
 /// Events as their readers page through them, and the document that describes them.
 mod told;
 
+/// Receivers of events: what waits for them, and what was given up.
+mod receivers;
+
 /// A ledger of an earlier version.
 mod upgrade;
 

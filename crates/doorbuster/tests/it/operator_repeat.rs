@@ -1,10 +1,11 @@
 //! Requests with an Idempotency-Key: once is once, also across hang-ups, restarts and crashes.
 
+use std::path::Path;
 use std::time::Duration;
 
 use doorbuster::clock::Clock;
 use serde_json::{Value, json};
-use testkit::process::Program;
+use testkit::process::{Process, Program};
 
 use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET, TestApp, draft};
 
@@ -106,23 +107,57 @@ async fn many_at_once_with_one_key_make_one_sale() {
     assert_eq!(sales(&app).await, 1);
 }
 
+/// The real binary, which may be told to die at a point.
+fn start(folder: &Path, crash_at: Option<&str>) -> (Process, String) {
+    let mut program = Program::new(env!("CARGO_BIN_EXE_doorbuster"))
+        .args([
+            "serve",
+            "--set",
+            "listen=127.0.0.1:0",
+            "--set",
+            "webhooks.private_addresses=true",
+            "--data-dir",
+        ])
+        .arg(folder)
+        .env("DOORBUSTER_ADMIN_KEY", ADMIN_KEY)
+        .env("DOORBUSTER_AUTH__HS256_SECRET", AUTH_SECRET)
+        .env("DOORBUSTER_PASS__SECRET", PASS_SECRET);
+    if let Some(point) = crash_at {
+        program = program.env(doorbuster::crash::VARIABLE, point);
+    }
+    let process = program.start().unwrap();
+    let line = process.wait_for_line("listening on ", Duration::from_secs(30)).unwrap();
+    (process, line.trim_start_matches("listening on ").trim().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_between_a_new_secret_and_its_answer_makes_no_second_secret() {
+    let folder = tempfile::tempdir().unwrap();
+    let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(20)).build().unwrap();
+    let (_process, url) = start(folder.path(), Some("desk.acted"));
+    let made = client.post(format!("{url}/admin/v1/webhooks")).bearer_auth(ADMIN_KEY);
+    let made = made.json(&json!({"url": "http://127.0.0.1:9/"})).send().await.unwrap();
+    let made: Value = made.json().await.unwrap();
+    let path = format!("/admin/v1/webhooks/{}/secret", made["id"].as_str().unwrap());
+    let request = client.post(format!("{url}{path}")).bearer_auth(ADMIN_KEY);
+    let died = request.header("idempotency-key", "k").json(&json!({})).send().await;
+    assert!(died.is_err(), "the process was told to die before it answers");
+
+    let (_process, url) = start(folder.path(), None);
+    let file = rusqlite::Connection::open(folder.path().join("doorbuster.db")).unwrap();
+    let secret: Vec<u8> = file.query_row("select secret from webhooks", [], |row| row.get(0)).unwrap();
+    let secret = doorbuster::outbox::signature::Secret::from_bytes(secret).reveal();
+    assert_ne!(made["secret"], json!(secret), "it was changed");
+    for _ in 0..2 {
+        let (status, _, again) = post(&client, format!("{url}{path}"), "k", &json!({})).await;
+        assert_eq!((status, &again["secret"]), (200, &json!(secret)));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_between_the_sale_and_its_answer_makes_no_second_sale() {
     let folder = tempfile::tempdir().unwrap();
-    let start = |crash_at: Option<&str>| {
-        let mut program = Program::new(env!("CARGO_BIN_EXE_doorbuster"))
-            .args(["serve", "--set", "listen=127.0.0.1:0", "--data-dir"])
-            .arg(folder.path())
-            .env("DOORBUSTER_ADMIN_KEY", ADMIN_KEY)
-            .env("DOORBUSTER_AUTH__HS256_SECRET", AUTH_SECRET)
-            .env("DOORBUSTER_PASS__SECRET", PASS_SECRET);
-        if let Some(point) = crash_at {
-            program = program.env(doorbuster::crash::VARIABLE, point);
-        }
-        let process = program.start().unwrap();
-        let line = process.wait_for_line("listening on ", Duration::from_secs(30)).unwrap();
-        (process, line.trim_start_matches("listening on ").trim().to_owned())
-    };
+    let start = |crash_at| start(folder.path(), crash_at);
     let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(20)).build().unwrap();
     let body = draft(5);
     let (_process, url) = start(Some("desk.acted"));

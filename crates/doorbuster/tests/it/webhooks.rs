@@ -370,6 +370,77 @@ async fn a_new_secret_signs_beside_the_old_one_for_a_day() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn every_secret_signs_for_its_day_however_often_it_is_changed() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let receiver = Receiver::willing().await;
+    let hook = hook(&app, &receiver.url()).await;
+    let change = async |status| app.operate("POST", &format!("{}/secret", path(&hook)), None, status).await;
+    let test = async || {
+        app.operate("POST", &format!("{}/test", path(&hook)), None, 200).await;
+        receiver.asked().pop().unwrap()
+    };
+    let secret = |shown: &Value| shown["secret"].as_str().unwrap().to_owned();
+    let mut secrets = vec![secret(&hook)];
+    for _ in 0..10 {
+        secrets.push(secret(&change(200).await));
+        clock.advance(Duration::from_secs(3_600));
+    }
+    let got = test().await;
+    assert!(secrets.iter().all(|secret| got.is_signed_with(secret)));
+    let refused = change(422).await;
+    assert!(refused["detail"].as_str().unwrap().contains("As many secrets"), "{refused}");
+    clock.advance(Duration::from_secs(14 * 3_600));
+    let got = test().await;
+    assert!(!got.is_signed_with(&secrets[0]), "its day is over");
+    assert!(secrets[1..].iter().all(|secret| got.is_signed_with(secret)));
+    let changed = change(200).await;
+    assert_eq!(changed["previous_secret_until"], json!(clock.now().plus_s(86_400)));
+    secrets.push(secret(&changed));
+    let got = test().await;
+    assert!(secrets[1..].iter().all(|secret| got.is_signed_with(secret)));
+}
+
+/// A receiver that never takes this type: what it does want must not wait for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_no_longer_wants_a_type_does_not_wait_behind_it() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let refused = |got: &Got| got.event()["type"] == "order.recorded";
+    let receiver = Receiver::open(move |got| Reply::Status(if refused(got) { 500 } else { 200 })).await;
+    let hook = hook(&app, &receiver.url()).await;
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..3).await;
+    eventually("they wait", async || look(&app, &hook).await["waiting"] == 6).await;
+    assert_eq!(receiver.count("order.closed"), 0);
+    let asked = || receiver.asked().iter().filter(|got| refused(got)).count();
+    let before = asked();
+    // The clock stands still: nothing is due.
+    let narrower = json!({"types": ["order.closed", "sale.*"]});
+    app.operate("PATCH", &path(&hook), Some(&narrower), 200).await;
+    eventually("the others go on", async || receiver.count("order.closed") == 3).await;
+    eventually("nothing waits", async || look(&app, &hook).await["waiting"] == 0).await;
+    assert_eq!(asked(), before, "and what is not wanted is not sent");
+
+    // What was parked before the types changed, and is woken after it.
+    app.operate("PATCH", &path(&hook), Some(&json!({"types": []})), 200).await;
+    buy_and_cancel(&app, &sale, 3..4).await;
+    eventually("one is parked", async || {
+        clock.advance(Duration::from_secs(1_800));
+        look(&app, &hook).await["parked"] == 1
+    })
+    .await;
+    app.operate("PATCH", &path(&hook), Some(&narrower), 200).await;
+    let before = asked();
+    app.operate("POST", &format!("{}/replay", path(&hook)), Some(&json!({})), 200).await;
+    eventually("nothing is parked and nothing waits", async || {
+        let seen = look(&app, &hook).await;
+        seen["parked"] == 0 && seen["waiting"] == 0
+    })
+    .await;
+    assert_eq!(asked(), before);
+    assert_eq!(look(&app, &hook).await["dropped"], 0, "nothing that was wanted is lost");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_sends_us_elsewhere_is_a_failure() {
     let app = TestApp::with(&[INSIDE]).await;
     let other = Receiver::willing().await;
@@ -560,12 +631,14 @@ async fn events_that_became_too_old_for_a_receiver_are_counted_and_told() {
         receiver.count("order.closed") == 3 && look(&app, &prompt).await["behind_since"].is_null()
     })
     .await;
+    let folder = app.stop().await;
     clock.advance(Duration::from_secs(169 * 3_600));
+    let app = TestApp::on(folder, clock.clone(), &[INSIDE]).await;
     // Not too old, and the newest event stays in any case.
     buy_and_cancel(&app, &sale, 3..4).await;
     eventually("the prompt one has all", async || receiver.count("order.closed") == 4).await;
-    // A start begins with dropping.
-    let app = TestApp::on(app.stop().await, clock, &[INSIDE]).await;
+    assert_eq!(look(&app, &late).await["dropped"], 0, "a start does not begin with dropping");
+    clock.advance(Duration::from_secs(3_600));
     eventually("the old ones are dropped", async || look(&app, &late).await["dropped"] == 8).await;
     let dropped = async |hook: &Value| look(&app, hook).await["dropped"].clone();
     let others = [dropped(&late_for_few).await, dropped(&late_for_none).await, dropped(&prompt).await];
@@ -573,6 +646,66 @@ async fn events_that_became_too_old_for_a_receiver_are_counted_and_told() {
     assert_eq!(app.app.metrics.deliveries.get(Delivery::Dropped), 11);
     app.operate("PATCH", &path(&late), Some(&json!({"disabled": false})), 200).await;
     eventually("what is left arrives", async || look(&app, &late).await["behind_since"].is_null()).await;
+}
+
+/// The shop was away for longer than events are kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_became_old_while_nobody_was_there_is_tried_before_it_is_given_up_or_dropped() {
+    const DAY_S: i64 = 86_400;
+    let (app, clock) = with_manual_clock(&[INSIDE]).await;
+    let receiver = Receiver::open(|_| Reply::Status(500)).await;
+    let wanted = json!({"url": receiver.url(), "types": ["order.*"]});
+    let hook = app.operate("POST", "/admin/v1/webhooks", Some(&wanted), 201).await;
+    let sale = app.publish(draft_between(-60, 30 * DAY_S, 5)).await;
+    buy_and_cancel(&app, &sale, 0..2).await;
+    eventually("they wait", async || look(&app, &hook).await["waiting"] == 4).await;
+    let folder = app.stop().await;
+    clock.advance(Duration::from_secs(169 * 3_600));
+    let app = TestApp::on(folder, clock.clone(), &[INSIDE]).await;
+    // The newest event would stay in any case.
+    buy_and_cancel(&app, &sale, 2..3).await;
+    let before = receiver.asked().len();
+    clock.advance(Duration::from_secs(60));
+    eventually("it is tried, and that is not the end", async || receiver.asked().len() > before).await;
+    receiver.becomes(|_| Reply::Status(200));
+    eventually("everything arrives", async || {
+        clock.advance(Duration::from_secs(10));
+        receiver.count("order.closed") == 3
+    })
+    .await;
+    assert_in_order(&receiver, 3);
+    eventually("nothing waits", async || look(&app, &hook).await["behind_since"].is_null()).await;
+    clock.advance(Duration::from_secs(3_600));
+    let oldest = async || app.app.ledger.events_after(0, 1).await.unwrap()[0].no;
+    eventually("what is old is dropped", async || oldest().await > 1).await;
+    assert_eq!(look(&app, &hook).await["dropped"], 0);
+    let counted = |outcome| app.app.metrics.deliveries.get(outcome);
+    assert_eq!([counted(Delivery::Dropped), counted(Delivery::Parked)], [0, 0]);
+}
+
+/// It was disabled for longer than anything is tried.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_enabled_again_has_all_the_time_anew() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+    let receiver = Receiver::open(|_| Reply::Status(500)).await;
+    let wanted = json!({"url": receiver.url(), "types": ["order.*"]});
+    let hook = app.operate("POST", "/admin/v1/webhooks", Some(&wanted), 201).await;
+    let sale = app.open_sale(5).await;
+    buy_and_cancel(&app, &sale, 0..1).await;
+    eventually("they wait", async || look(&app, &hook).await["waiting"] == 2).await;
+    app.operate("PATCH", &path(&hook), Some(&json!({"disabled": true})), 200).await;
+    clock.advance(Duration::from_secs(73 * 3_600));
+    let before = receiver.asked().len();
+    app.operate("PATCH", &path(&hook), Some(&json!({"disabled": false})), 200).await;
+    eventually("it is tried", async || receiver.asked().len() > before).await;
+    receiver.becomes(|_| Reply::Status(200));
+    eventually("everything arrives", async || {
+        clock.advance(Duration::from_secs(10));
+        receiver.count("order.closed") == 1
+    })
+    .await;
+    assert_in_order(&receiver, 1);
+    assert_eq!(app.app.metrics.deliveries.get(Delivery::Parked), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -810,6 +943,12 @@ fn the_example_receiver_gives_points_once_and_takes_them_back() {
     assert_eq!(deliver("e3", "order.closed", "timeout"), Outcome::Taken);
     assert_eq!(deliver("e4", "sale.paused", ""), Outcome::Taken);
     assert_eq!((books.points("ann").unwrap(), books.messages("ann").unwrap().len()), (0, 3));
+    // Late money: such an order is never told as paid.
+    assert_eq!(deliver("e5", "order.closed", "timeout"), Outcome::Taken);
+    assert_eq!(deliver("e6", "order.revived", ""), Outcome::Taken);
+    assert_eq!(books.points("ann").unwrap(), 1_499);
+    assert_eq!(deliver("e7", "order.refunded", ""), Outcome::Taken);
+    assert_eq!(books.points("ann").unwrap(), 0);
 }
 
 /// The real binary, killed while it delivers.

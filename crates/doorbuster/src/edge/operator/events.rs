@@ -79,6 +79,9 @@ pub struct Events {
     items: Vec<EventView>,
     /// Give it as `after` to read on; it moves also over events of types that were not wanted.
     cursor: EventId,
+    /// With `after`: events in between that became too old (`webhooks.keep_hours`) before this reader came for them, of
+    /// whatever type. 0: nothing was missed.
+    missed: u64,
 }
 
 /// Where to begin.
@@ -114,8 +117,10 @@ pub async fn list(
         }
     };
     let cursor = EventId::numbered(app.ledger.incarnation(), page.read_to);
+    // Who names no place asks for what is kept.
+    let missed = if query.after.is_some() { page.dropped } else { 0 };
     let items = page.events.into_iter().map(view).collect();
-    Ok(json(StatusCode::OK, &Events { items, cursor }))
+    Ok(json(StatusCode::OK, &Events { items, cursor, missed }))
 }
 
 async fn begin(app: &App, query: &EventsQuery) -> Result<Begin, Refusal> {
@@ -163,9 +168,12 @@ async fn await_events(
     patience: Duration,
 ) -> LedgerResult<EventPage> {
     let deadline = tokio::time::Instant::from_std(app.clock.instant()) + patience;
+    let mut dropped = 0_u64;
     loop {
         let wanted = types.clone();
-        let page = app.ledger.event_page(after, limit, move |kind| wants(&wanted, kind)).await?;
+        let mut page = app.ledger.event_page(after, limit, move |kind| wants(&wanted, kind)).await?;
+        dropped = dropped.saturating_add(page.dropped);
+        page.dropped = dropped;
         let over = tokio::time::Instant::from_std(app.clock.instant()) >= deadline;
         if !page.events.is_empty() || over || app.shutdown.is_cancelled() {
             return Ok(page);

@@ -19,12 +19,12 @@ use crate::app::App;
 use crate::edge::extract::{IdPath, QueryOf};
 use crate::edge::refusal::{Answer, Refusal, json};
 use crate::ledger::LedgerResult;
-use crate::ledger::sqlite::{Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
+use crate::ledger::sqlite::{SecretChange, Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
 use crate::outbox::endpoint::{check_types, check_url};
 use crate::outbox::signature::Secret;
 use crate::outbox::trial;
 
-/// How long the secret before the last change signs too, in seconds: a day to bring the new one to every receiver.
+/// How long a secret goes on signing after it was changed, in seconds: a day to bring the new one to every receiver.
 const PREVIOUS_SECRET_S: u32 = 86_400;
 
 const BROKER_IS_SET: &str = "This is the broker of the settings. Make broker.url empty and restart first.";
@@ -53,7 +53,7 @@ pub async fn create(
         disabled: draft.disabled,
         disabled_reason: None,
         secret: Secret::random(),
-        previous: None,
+        previous: Vec::new(),
         cursor: 0,
         created_at: now,
     };
@@ -107,8 +107,8 @@ pub async fn change(
         let field = if url.is_some() { "url" } else { "types" };
         webhook_only(known(app.ledger.webhook(id).await?)?.kind, field)?;
     }
-    let (ledger, edit) = (app.ledger.clone(), WebhookEdit { url, types, disabled });
-    let webhook = known(tell_couriers(&app, async move { ledger.edit_webhook(id, edit).await }).await?)?;
+    let (ledger, edit, now) = (app.ledger.clone(), WebhookEdit { url, types, disabled }, app.clock.now());
+    let webhook = known(tell_couriers(&app, async move { ledger.edit_webhook(id, edit, now).await }).await?)?;
     Ok(json(StatusCode::OK, &standing_view(&app, &webhook).await?))
 }
 
@@ -129,24 +129,38 @@ pub async fn delete(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath
     if deleted { Ok(no_content()) } else { Err(Refusal::new(Code::NotFound)) }
 }
 
-/// Gives a webhook a new secret and shows it, once. For a day deliveries are signed with both.
+/// Gives a webhook a new secret and shows it, once. Every secret goes on signing for a day after it was changed; ten
+/// may do so at once.
 #[utoipa::path(
-    post, path = "/admin/v1/webhooks/{webhook}/secret", tag = "operator", params(("webhook" = WebhookId, Path)),
+    post, path = "/admin/v1/webhooks/{webhook}/secret", tag = "operator",
+    params(("webhook" = WebhookId, Path),
+        ("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible characters",
+        min_length = 1, max_length = 255, pattern = "^[!-~]*$")),
     responses((status = 200, body = WebhookSecret), OfSecret), security(("admin_key" = []))
 )]
 pub async fn change_secret(
     _: Operator,
     State(app): State<Arc<App>>,
+    keyed: Keyed,
     IdPath(id): IdPath<WebhookId>,
 ) -> Answer {
-    webhook_only(known(app.ledger.webhook(id).await?)?.kind, "secret")?;
-    let (secret, until) = (Secret::random(), app.clock.now().plus_s(PREVIOUS_SECRET_S));
-    let ledger = app.ledger.clone();
-    let changing = async move { ledger.change_webhook_secret(id, secret, until).await };
-    let webhook = known(tell_couriers(&app, changing).await?)?;
-    let secret = webhook.secret.reveal();
-    let shown = WebhookSecret { webhook: standing_view(&app, &webhook).await?, secret };
-    Ok(json(StatusCode::OK, &shown))
+    let webhook = known(app.ledger.webhook(id).await?)?;
+    webhook_only(webhook.kind, "secret")?;
+    let (secret, now) = (Secret::random(), app.clock.now());
+    let until = now.plus_s(PREVIOUS_SECRET_S);
+    let view = standing_view(&app, &webhook).await?;
+    let view = WebhookView { previous_secret_until: Some(until), ..view };
+    let shown = WebhookSecret { webhook: view, secret: secret.reveal() };
+    let (ledger, answer) = (app.ledger.clone(), keyed.answer(StatusCode::OK, &shown));
+    let changing = async move { ledger.change_webhook_secret(id, secret, until, answer, now).await };
+    match tell_couriers(&app, changing).await? {
+        SecretChange::Changed => Ok(json(StatusCode::OK, &shown)),
+        SecretChange::NoWebhook => Err(Refusal::new(Code::NotFound)),
+        SecretChange::TooMany { until } => {
+            let detail = format!("As many secrets sign as may at once. The first of them ends at {until}.");
+            Err(Refusal::detail(Code::InvalidRequest, detail))
+        }
+    }
 }
 
 /// Delivers again what is parked; with `since` also everything that happened from then on, as far as it is kept.
@@ -269,7 +283,7 @@ fn view(app: &App, webhook: &Webhook, standing: Standing) -> WebhookView {
         disabled_reason: webhook.disabled_reason.clone(),
         connected: broker.map(|broker| broker.is_connected()),
         created_at: webhook.created_at,
-        previous_secret_until: webhook.previous.as_ref().map(|(_, until)| *until),
+        previous_secret_until: webhook.previous.last().map(|(_, until)| *until),
         waiting: standing.waiting,
         parked: standing.parked,
         behind_since: standing.oldest,

@@ -19,13 +19,17 @@ use crate::ledger::LedgerResult;
 /// Events dropped by one transaction, at most: a settle must not wait long behind it.
 const DROPPED_AT_ONCE: u32 = 2_000;
 
+/// How much later an event may be written than one with a later time, in milliseconds: what changes is timed before it
+/// waits for the writer.
+const DISORDER_MS: i64 = 10_000;
+
 /// The columns of an event, in the order [`read_event`] takes them, and its track.
 pub(super) const EVENT_COLUMNS: &str =
     "e.event_no, e.type, e.at, s.sale_id, f.offer_id, o.order_id, e.seq, e.data, o.buyer,
     o.quantity, f.price_amount, f.currency, coalesce(e.order_no, -e.sale_no, 0)";
 
 /// Where an event's columns end and a query's own begin.
-const EVENT_COLUMNS_END: usize = 13;
+pub(super) const EVENT_COLUMNS_END: usize = 13;
 
 pub(super) const EVENT_TABLES: &str = "left join sales s on s.sale_no = e.sale_no
     left join offers f on f.offer_no = e.offer_no left join orders o on o.order_no = e.order_no";
@@ -65,6 +69,8 @@ pub enum Past {
     Behind,
     /// Waiting since then, tried so often.
     Waiting { attempts: u32, since: UnixMs },
+    /// It waited, and is of a type that is no longer wanted.
+    Unwanted,
 }
 
 /// What a courier takes in one go.
@@ -77,6 +83,15 @@ pub struct Taken {
     pub next_due: Option<UnixMs>,
 }
 
+/// Deliveries that wait although their types are not wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unwanted {
+    /// Event numbers and tracks.
+    pub deliveries: Vec<(u64, i64)>,
+    /// Where to look on; `None` at the end.
+    pub read_to: Option<u64>,
+}
+
 /// What became of a delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settled {
@@ -87,6 +102,7 @@ pub struct Settled {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
+    /// Or no longer wanted: it leaves no row, and what stands behind it goes on.
     Delivered,
     /// Not tried: an earlier event of its track waits.
     Behind,
@@ -143,7 +159,8 @@ impl SqliteLedger {
     }
 
     /// What this webhook lacks: deliveries that are due, then events after `after` of the types that `wants` names, as
-    /// many as `limit` of each. Rehearsals and drafts that were thrown away tell nobody. Changes nothing.
+    /// many as `limit` of each. What is due and no longer wanted is named as such. Rehearsals and drafts that were thrown
+    /// away tell nobody. Changes nothing.
     pub async fn take_deliveries(
         &self,
         webhook_no: u64,
@@ -154,14 +171,26 @@ impl SqliteLedger {
     ) -> LedgerResult<Taken> {
         let ledger = *self.incarnation();
         self.read(move |connection| {
-            let mut deliveries = due(connection, &ledger, webhook_no, limit, now)?;
-            let read_to = fresh(connection, &ledger, webhook_no, after, limit, wants, &mut deliveries)?;
+            let mut deliveries = due(connection, &ledger, webhook_no, limit, now, &wants)?;
+            let read_to = fresh(connection, &ledger, webhook_no, after, limit, &wants, &mut deliveries)?;
             let next_due = connection
                 .prepare_cached("select min(due_at) from deliveries where webhook_no = ?1 and due_at > ?2")?
                 .query_row([signed(webhook_no), now.0], |row| column::time_option(row, 0))?;
             Ok(Taken { deliveries, read_to, next_due })
         })
         .await
+    }
+
+    /// Which of the deliveries that wait, due or not, are of types that `wants` does not name; looks at `limit` of them
+    /// after the event number `after`. Changes nothing.
+    pub async fn unwanted_deliveries(
+        &self,
+        webhook_no: u64,
+        after: u64,
+        limit: u32,
+        wants: impl Fn(&str) -> bool + Send + 'static,
+    ) -> LedgerResult<Unwanted> {
+        self.read(move |connection| Ok(unwanted(connection, webhook_no, after, limit, wants)?)).await
     }
 
     /// Writes down what became of deliveries, and how far the webhook is; answers where its cursor stands now, `None`
@@ -279,24 +308,89 @@ pub(super) fn newest(connection: &Connection) -> rusqlite::Result<u64> {
         .query_row([], |row| column::number(row, 0))
 }
 
+/// The number before the first event that happened at `at` or later; of the newest event, when there is none. Searched
+/// by number, without an index over all events: their times grow with their numbers, but for [`DISORDER_MS`]. If the
+/// machine's clock was set back while nobody ran, it may be the first one after that.
+pub(super) fn place_of(connection: &Connection, at: UnixMs) -> rusqlite::Result<u64> {
+    let mut probe =
+        connection.prepare_cached("select at from events where event_no >= ?1 order by event_no limit 1")?;
+    let end = signed(newest(connection)?);
+    let (mut low, mut high) = (oldest(connection)?, end);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if probe.query_row([middle], |row| column::time(row, 0))? < at.plus_ms(-DISORDER_MS) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    let first: Option<i64> = connection
+        .prepare_cached(
+            "select event_no from events where event_no >= ?1 and at >= ?2 order by event_no limit 1",
+        )?
+        .query_row(params![low, at.0], |row| row.get(0))
+        .optional()?;
+    Ok(u64::try_from(first.map_or(end, |first| first - 1)).unwrap_or(0))
+}
+
+/// The number of the oldest event that is kept; 1 when there is none.
+pub(super) fn oldest(connection: &Connection) -> rusqlite::Result<i64> {
+    connection
+        .prepare_cached("select coalesce(min(event_no), 1) from events")?
+        .query_row([], |row| row.get(0))
+}
+
 fn due(
     connection: &Connection,
     ledger: &[u8; 16],
     webhook_no: u64,
     limit: u32,
     now: UnixMs,
+    wants: impl Fn(&str) -> bool,
 ) -> rusqlite::Result<Vec<Outgoing>> {
     let sql = format!(
-        "select {EVENT_COLUMNS}, d.attempts, d.since from deliveries d join events e on e.event_no = d.event_no
+        "select {EVENT_COLUMNS}, d.attempts,
+             -- Who was disabled for days has all the time again from the moment that it is enabled.
+             max(d.since, (select enabled_at from webhooks where webhook_no = ?1))
+         from deliveries d join events e on e.event_no = d.event_no
          {EVENT_TABLES} where d.webhook_no = ?1 and d.due_at <= ?2 order by d.due_at limit ?3"
     );
     let mut statement = connection.prepare_cached(&sql)?;
     let rows = statement.query_map(params![signed(webhook_no), now.0, limit], |row| {
         let attempts = column::count(row, EVENT_COLUMNS_END)?;
         let since = column::time(row, EVENT_COLUMNS_END + 1)?;
-        read_outgoing(row, ledger, Past::Waiting { attempts, since })
+        let is_wanted = wants(row.get_ref(1)?.as_str()?);
+        let past = if is_wanted { Past::Waiting { attempts, since } } else { Past::Unwanted };
+        read_outgoing(row, ledger, past)
     })?;
     rows.collect()
+}
+
+fn unwanted(
+    connection: &Connection,
+    webhook_no: u64,
+    after: u64,
+    limit: u32,
+    wants: impl Fn(&str) -> bool,
+) -> rusqlite::Result<Unwanted> {
+    let mut statement = connection.prepare_cached(
+        "select d.event_no, d.track, e.type, d.state = 'waiting' from deliveries d join events e using (event_no)
+         where d.webhook_no = ?1 and d.event_no > ?2 order by d.event_no limit ?3",
+    )?;
+    let mut rows = statement.query(params![signed(webhook_no), signed(after), limit])?;
+    let (mut found, mut looked_at) = (Unwanted::default(), 0);
+    while let Some(row) = rows.next()? {
+        looked_at += 1;
+        let no = column::number(row, 0)?;
+        found.read_to = Some(no);
+        if row.get(3)? && !wants(row.get_ref(2)?.as_str()?) {
+            found.deliveries.push((no, row.get(1)?));
+        }
+    }
+    if looked_at < limit {
+        found.read_to = None;
+    }
+    Ok(found)
 }
 
 /// Reads on from `after`; answers how far. Events that are in deliveries already are not taken twice.
@@ -379,8 +473,9 @@ fn settle(transaction: &Transaction<'_>, settlement: &Settlement, now: UnixMs) -
     for settled in &settlement.settled {
         write_fate(transaction, webhook_no, settled, now)?;
     }
-    for settled in &settlement.settled {
-        set_head(transaction, webhook_no, settled.track, now)?;
+    let tracks: BTreeSet<i64> = settlement.settled.iter().map(|settled| settled.track).collect();
+    for track in tracks {
+        set_head(transaction, webhook_no, track, now)?;
     }
     if cursor != settlement.cursor_was {
         return Ok(Some(cursor));

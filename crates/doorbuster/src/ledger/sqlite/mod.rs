@@ -32,11 +32,11 @@ mod turns;
 mod webhooks;
 
 pub use buyers::Answer;
-pub use events::{Dropped, Event, Fate, Outgoing, Past, Settled, Settlement, Taken};
+pub use events::{Dropped, Event, Fate, Outgoing, Past, Settled, Settlement, Taken, Unwanted};
 pub use orders::Remembered;
 pub use sales::OfferRow;
 pub use tail::EventPage;
-pub use webhooks::{ParkedEvent, Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
+pub use webhooks::{ParkedEvent, SecretChange, Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,6 +64,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0006_marks.sql"),
     include_str!("../../../migrations/sqlite/0007_broker.sql"),
     include_str!("../../../migrations/sqlite/0008_audits.sql"),
+    include_str!("../../../migrations/sqlite/0011_receivers.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.

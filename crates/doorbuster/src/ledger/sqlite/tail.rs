@@ -4,11 +4,13 @@
 use rules::time::UnixMs;
 use rusqlite::{Connection, params};
 
-use super::events::{EVENT_COLUMNS, EVENT_TABLES, Event, newest, read_event};
+use super::events::{
+    EVENT_COLUMNS, EVENT_COLUMNS_END, EVENT_TABLES, Event, newest, oldest, place_of, read_event,
+};
 use super::{SqliteLedger, column, signed};
 use crate::ledger::LedgerResult;
 
-/// Most events that one read looks at, wanted or not: other reads wait behind it.
+/// Most events that one read looks at, wanted or not, told or not: other reads wait behind it.
 const LOOKED_AT_MAX: u32 = 10_000;
 
 /// Rehearsals and drafts that were thrown away are told to nobody.
@@ -22,6 +24,8 @@ pub struct EventPage {
     pub read_to: u64,
     /// Whether there may be more at once.
     pub more: bool,
+    /// Events after the number that was asked for that were too old and are no longer kept.
+    pub dropped: u64,
 }
 
 impl SqliteLedger {
@@ -49,16 +53,7 @@ impl SqliteLedger {
 
     /// The number before the first event that happened at `since` or later; of the newest event, when there is none.
     pub async fn place_of(&self, since: UnixMs) -> LedgerResult<u64> {
-        self.read(move |connection| {
-            let first = connection
-                .prepare_cached("select min(event_no) from events where at >= ?1")?
-                .query_row([since.0], |row| row.get::<_, Option<i64>>(0))?;
-            match first.and_then(|first| u64::try_from(first).ok()) {
-                Some(first) => Ok(first.saturating_sub(1)),
-                None => Ok(newest(connection)?),
-            }
-        })
-        .await
+        self.read(move |connection| Ok(place_of(connection, since)?)).await
     }
 }
 
@@ -70,20 +65,21 @@ fn read_page(
     wants: impl Fn(&str) -> bool,
 ) -> rusqlite::Result<EventPage> {
     let sql = format!(
-        "select {EVENT_COLUMNS} from events e {EVENT_TABLES}
-         where e.event_no > ?1 and {IS_TOLD} order by e.event_no limit ?2"
+        "select {EVENT_COLUMNS}, {IS_TOLD} from events e {EVENT_TABLES}
+         where e.event_no > ?1 order by e.event_no limit ?2"
     );
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     // What was there before the look began: an event that is written meanwhile must not be taken for looked at.
     let end = newest(connection)?;
+    let dropped = u64::try_from(oldest(connection)?).unwrap_or(0).saturating_sub(after.saturating_add(1));
     let mut statement = connection.prepare_cached(&sql)?;
     let mut rows = statement.query(params![signed(after), LOOKED_AT_MAX])?;
-    let mut page = EventPage { events: Vec::new(), read_to: after, more: false };
+    let mut page = EventPage { events: Vec::new(), read_to: after, more: false, dropped };
     let mut looked_at = 0;
     while let Some(row) = rows.next()? {
         looked_at += 1;
         page.read_to = column::number(row, 0)?;
-        if wants(row.get_ref(1)?.as_str()?) {
+        if row.get(EVENT_COLUMNS_END)? && wants(row.get_ref(1)?.as_str()?) {
             page.events.push(read_event(row, ledger)?);
         }
         if page.events.len() >= limit {
@@ -105,8 +101,8 @@ fn read_last(
     wants: impl Fn(&str) -> bool,
 ) -> rusqlite::Result<EventPage> {
     let sql = format!(
-        "select {EVENT_COLUMNS} from events e {EVENT_TABLES}
-         where e.event_no <= ?1 and {IS_TOLD} order by e.event_no desc limit ?2"
+        "select {EVENT_COLUMNS}, {IS_TOLD} from events e {EVENT_TABLES}
+         where e.event_no <= ?1 order by e.event_no desc limit ?2"
     );
     let last = usize::try_from(last).unwrap_or(usize::MAX);
     let read_to = newest(connection)?;
@@ -116,10 +112,10 @@ fn read_last(
     while events.len() < last
         && let Some(row) = rows.next()?
     {
-        if wants(row.get_ref(1)?.as_str()?) {
+        if row.get(EVENT_COLUMNS_END)? && wants(row.get_ref(1)?.as_str()?) {
             events.push(read_event(row, ledger)?);
         }
     }
     events.reverse();
-    Ok(EventPage { events, read_to, more: false })
+    Ok(EventPage { events, read_to, more: false, dropped: 0 })
 }

@@ -1,12 +1,14 @@
 //! Webhooks in SQLite: who is told, with which secrets, and how they stand. Does not know how anything is sent.
 
+use std::collections::BTreeSet;
+
 use rules::id::{EventId, WebhookId};
 use rules::time::UnixMs;
 use rules::wire::ReceiverKind;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
 use super::buyers::remember;
-use super::events::{newest, set_head};
+use super::events::{newest, place_of, set_head};
 use super::{SqliteLedger, Urgency, column, signed};
 use crate::ledger::{KeyedAnswer, LedgerResult};
 use crate::outbox::signature::Secret;
@@ -14,8 +16,14 @@ use crate::outbox::signature::Secret;
 /// Most webhooks there may be: each has a worker of its own.
 pub const WEBHOOKS_MAX: u32 = 100;
 
-const COLUMNS: &str = "webhook_no, webhook_id, url, types, disabled, secret, previous_secret,
-    previous_secret_until, cursor, created_at, kind, disabled_reason";
+/// Most secrets of one webhook that sign beside the newest: every delivery carries a signature of each.
+const PREVIOUS_SECRETS_MAX: usize = 10;
+
+/// Parked deliveries woken by one transaction, at most: the clerk waits behind it.
+const WOKEN_AT_ONCE: u32 = 1_000;
+
+const COLUMNS: &str =
+    "webhook_no, webhook_id, url, types, disabled, secret, cursor, created_at, kind, disabled_reason";
 
 /// Why a broker is disabled that is no longer set.
 const NO_BROKER: &str = "broker.url is not set";
@@ -35,8 +43,8 @@ pub struct Webhook {
     /// Why we disabled it; none when an operator did.
     pub disabled_reason: Option<String>,
     pub secret: Secret,
-    /// Also signs, until then.
-    pub previous: Option<(Secret, UnixMs)>,
+    /// Those before also sign, each until then; oldest first.
+    pub previous: Vec<(Secret, UnixMs)>,
     /// Given by the ledger: every event up to this one is delivered, not wanted, or waits.
     pub cursor: u64,
     pub created_at: UnixMs,
@@ -48,6 +56,17 @@ pub struct WebhookEdit {
     pub url: Option<String>,
     pub types: Option<Vec<String>>,
     pub disabled: Option<bool>,
+}
+
+/// What became of a change of a secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SecretChange {
+    Changed,
+    NoWebhook,
+    /// As many secrets sign as may; the first of them ends then.
+    TooMany {
+        until: UnixMs,
+    },
 }
 
 /// How a webhook stands.
@@ -111,7 +130,7 @@ impl SqliteLedger {
         self.read(|connection| {
             let sql = format!("select {COLUMNS} from webhooks order by webhook_no");
             let mut statement = connection.prepare_cached(&sql)?;
-            let rows = statement.query_map([], read_webhook)?;
+            let rows = statement.query_map([], |row| read_webhook(connection, row))?;
             Ok(rows.collect::<Result<_, _>>()?)
         })
         .await
@@ -121,14 +140,22 @@ impl SqliteLedger {
         self.read(move |connection| Ok(find(connection, id)?)).await
     }
 
-    /// Changes a webhook; `None` when there is none. Again is harmless.
-    pub async fn edit_webhook(&self, id: WebhookId, edit: WebhookEdit) -> LedgerResult<Option<Webhook>> {
+    /// Changes a webhook; `None` when there is none. Again is harmless. Once it is enabled, what waits for it has all
+    /// the time anew before it is given up.
+    pub async fn edit_webhook(
+        &self,
+        id: WebhookId,
+        edit: WebhookEdit,
+        now: UnixMs,
+    ) -> LedgerResult<Option<Webhook>> {
         self.transact(Urgency::Settle, move |transaction| {
+            let types = edit.types.as_deref().map(types_text);
             transaction.execute(
                 "update webhooks set url = coalesce(?2, url), types = coalesce(?3, types),
                      disabled = coalesce(?4, disabled),
-                     disabled_reason = iif(?4 is null, disabled_reason, null) where webhook_id = ?1",
-                params![id.to_bytes(), edit.url, edit.types.as_deref().map(types_text), edit.disabled],
+                     disabled_reason = iif(?4 is null, disabled_reason, null),
+                     enabled_at = iif(disabled = 1 and ?4 = 0, ?5, enabled_at) where webhook_id = ?1",
+                params![id.to_bytes(), edit.url, types, edit.disabled, now.0],
             )?;
             Ok(find(transaction, id)?)
         })
@@ -171,6 +198,7 @@ impl SqliteLedger {
                  values (?1, 'broker', ?2, ?3, 0, x'', ?4, ?5)
                  on conflict (kind) where kind = 'broker' do update set url = ?2, types = ?3,
                      disabled = iif(disabled_reason = ?6, 0, disabled),
+                     enabled_at = iif(disabled_reason = ?6, ?5, enabled_at),
                      disabled_reason = nullif(disabled_reason, ?6)",
                 params![
                     new_id.to_bytes(),
@@ -186,20 +214,40 @@ impl SqliteLedger {
         .await
     }
 
-    /// Gives a webhook a new secret. The one before also signs until `until`; the one before that no more.
+    /// Gives a webhook a new secret, and keeps the answer to the request for it. The one before also signs until
+    /// `until`, and those before that as long as they were promised to.
     pub async fn change_webhook_secret(
         &self,
         id: WebhookId,
         secret: Secret,
         until: UnixMs,
-    ) -> LedgerResult<Option<Webhook>> {
+        answer: Option<KeyedAnswer>,
+        now: UnixMs,
+    ) -> LedgerResult<SecretChange> {
         self.transact(Urgency::Settle, move |transaction| {
+            let Some(webhook) = find(transaction, id)? else { return Ok(SecretChange::NoWebhook) };
+            let signing: Vec<UnixMs> =
+                webhook.previous.iter().map(|(_, until)| *until).filter(|until| now < *until).collect();
+            if let (Some(first), true) = (signing.first(), signing.len() >= PREVIOUS_SECRETS_MAX) {
+                return Ok(SecretChange::TooMany { until: *first });
+            }
+            let webhook_no = signed(webhook.no);
             transaction.execute(
-                "update webhooks set previous_secret = secret, previous_secret_until = ?3, secret = ?2
-                 where webhook_id = ?1",
-                params![id.to_bytes(), secret.as_bytes(), until.0],
+                "delete from webhook_secrets where webhook_no = ?1 and until_at <= ?2",
+                params![webhook_no, now.0],
             )?;
-            Ok(find(transaction, id)?)
+            transaction.execute(
+                "insert into webhook_secrets (webhook_no, secret, until_at) values (?1, ?2, ?3)",
+                params![webhook_no, webhook.secret.as_bytes(), until.0],
+            )?;
+            transaction.execute(
+                "update webhooks set secret = ?2 where webhook_no = ?1",
+                params![webhook_no, secret.as_bytes()],
+            )?;
+            if let Some(answer) = answer {
+                remember(transaction, &answer, now)?;
+            }
+            Ok(SecretChange::Changed)
         })
         .await
     }
@@ -215,28 +263,41 @@ impl SqliteLedger {
     }
 
     /// Delivers again: what is parked; with `since` also everything that happened from then on, delivered or not.
-    /// Answers how many events were looked at for that, `None` when there is no such webhook.
+    /// Answers how many events were looked at for that, `None` when there is no such webhook. Woken in many small
+    /// commits; a repeat goes on where one ended.
     pub async fn replay_webhook(
         &self,
         id: WebhookId,
         since: Option<UnixMs>,
         now: UnixMs,
     ) -> LedgerResult<Option<u64>> {
-        // Looked up beside the writer: nobody who pays should wait for it.
-        let (first, count) = match since {
-            None => (None, 0),
-            Some(since) => self.read(move |connection| Ok(events_since(connection, since)?)).await?,
-        };
+        let Some(webhook) = self.webhook(id).await? else { return Ok(None) };
+        let (mut events, mut after) = (0_u64, Some(0));
+        // The clerk's queue: nobody who pays should wait for it.
+        while let Some(place) = after {
+            let wake = move |transaction: &Transaction<'_>| {
+                Ok(wake_parked(transaction, signed(webhook.no), place, now)?)
+            };
+            let woken = self.transact(Urgency::Clerk, wake).await?;
+            events = events.saturating_add(woken.events);
+            after = woken.read_to;
+        }
+        if let Some(since) = since {
+            events = events.saturating_add(self.set_back(webhook.no, since).await?);
+        }
+        Ok(Some(events))
+    }
+
+    /// Lets a webhook begin again with what happened from `since` on; answers how many events that is.
+    async fn set_back(&self, webhook_no: u64, since: UnixMs) -> LedgerResult<u64> {
+        let look = move |connection: &Connection| Ok((place_of(connection, since)?, newest(connection)?));
+        let (place, newest) = self.read(look).await?;
         self.transact(Urgency::Settle, move |transaction| {
-            let Some(webhook) = find(transaction, id)? else { return Ok(None) };
-            let parked = retry_parked(transaction, signed(webhook.no), now)?;
-            if let Some(first) = first {
-                transaction.execute(
-                    "update webhooks set cursor = min(cursor, ?2) where webhook_no = ?1",
-                    params![signed(webhook.no), first - 1],
-                )?;
-            }
-            Ok(Some(parked.saturating_add(count)))
+            transaction.execute(
+                "update webhooks set cursor = min(cursor, ?2) where webhook_no = ?1",
+                [signed(webhook_no), signed(place)],
+            )?;
+            Ok(newest.saturating_sub(place))
         })
         .await
     }
@@ -280,55 +341,80 @@ impl SqliteLedger {
 
 fn find(connection: &Connection, id: WebhookId) -> rusqlite::Result<Option<Webhook>> {
     let sql = format!("select {COLUMNS} from webhooks where webhook_id = ?1");
-    connection.prepare_cached(&sql)?.query_row([id.to_bytes()], read_webhook).optional()
+    connection
+        .prepare_cached(&sql)?
+        .query_row([id.to_bytes()], |row| read_webhook(connection, row))
+        .optional()
 }
 
-fn read_webhook(row: &Row<'_>) -> rusqlite::Result<Webhook> {
-    let previous: Option<Vec<u8>> = row.get(6)?;
+fn read_webhook(connection: &Connection, row: &Row<'_>) -> rusqlite::Result<Webhook> {
+    let no = column::number(row, 0)?;
     Ok(Webhook {
-        no: column::number(row, 0)?,
+        no,
         id: WebhookId(column::id(row, 1)?),
         url: row.get(2)?,
         types: column::word(row, 3, |text| serde_json::from_str(text).ok())?,
         disabled: row.get(4)?,
         secret: Secret::from_bytes(row.get(5)?),
-        previous: previous.map(Secret::from_bytes).zip(column::time_option(row, 7)?),
-        cursor: column::number(row, 8)?,
-        created_at: column::time(row, 9)?,
-        kind: column::word(row, 10, |text| match text {
+        previous: read_previous(connection, no)?,
+        cursor: column::number(row, 6)?,
+        created_at: column::time(row, 7)?,
+        kind: column::word(row, 8, |text| match text {
             "webhook" => Some(ReceiverKind::Webhook),
             "broker" => Some(ReceiverKind::Broker),
             _ => None,
         })?,
-        disabled_reason: row.get(11)?,
+        disabled_reason: row.get(9)?,
     })
+}
+
+fn read_previous(connection: &Connection, webhook_no: u64) -> rusqlite::Result<Vec<(Secret, UnixMs)>> {
+    connection
+        .prepare_cached(
+            "select secret, until_at from webhook_secrets where webhook_no = ?1 order by until_at",
+        )?
+        .query_map([signed(webhook_no)], |row| Ok((Secret::from_bytes(row.get(0)?), column::time(row, 1)?)))?
+        .collect()
 }
 
 fn types_text(types: &[String]) -> String {
     serde_json::Value::from(types).to_string()
 }
 
-/// The time to give up begins anew.
-fn retry_parked(transaction: &Transaction<'_>, webhook_no: i64, now: UnixMs) -> rusqlite::Result<u64> {
-    let mut parked = transaction
-        .prepare_cached("select distinct track from deliveries where webhook_no = ?1 and state = 'parked'")?;
-    let tracks: Vec<i64> = parked.query_map([webhook_no], |row| row.get(0))?.collect::<Result<_, _>>()?;
-    let woken = transaction.execute(
-        "update deliveries set state = 'waiting', attempts = 0, since = ?2
-         where webhook_no = ?1 and state = 'parked'",
-        params![webhook_no, now.0],
-    )?;
-    for track in tracks {
-        set_head(transaction, webhook_no, track, now)?;
-    }
-    Ok(u64::try_from(woken).unwrap_or(u64::MAX))
+/// Some parked deliveries that wait again.
+struct Woken {
+    events: u64,
+    /// Where to go on; `None` when that was all.
+    read_to: Option<i64>,
 }
 
-/// The first event from then on, and how many there are.
-fn events_since(connection: &Connection, since: UnixMs) -> rusqlite::Result<(Option<i64>, u64)> {
-    connection
-        .prepare_cached("select min(event_no), count(*) from events where at >= ?1")?
-        .query_row([since.0], |row| Ok((row.get(0)?, column::number(row, 1)?)))
+/// Wakes parked deliveries after the event number `after`. The time to give up begins anew.
+fn wake_parked(
+    transaction: &Transaction<'_>,
+    webhook_no: i64,
+    after: i64,
+    now: UnixMs,
+) -> rusqlite::Result<Woken> {
+    let parked: Vec<(i64, i64)> = transaction
+        .prepare_cached(
+            "select event_no, track from deliveries
+             where webhook_no = ?1 and event_no > ?2 and state = 'parked' order by event_no limit ?3",
+        )?
+        .query_map(params![webhook_no, after, WOKEN_AT_ONCE], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<Result<_, _>>()?;
+    let mut wake = transaction.prepare_cached(
+        "update deliveries set state = 'waiting', attempts = 0, since = ?3 where webhook_no = ?1 and event_no = ?2",
+    )?;
+    for (event_no, _) in &parked {
+        wake.execute(params![webhook_no, event_no, now.0])?;
+    }
+    for track in parked.iter().map(|(_, track)| *track).collect::<BTreeSet<_>>() {
+        set_head(transaction, webhook_no, track, now)?;
+    }
+    Ok(Woken {
+        events: u64::try_from(parked.len()).unwrap_or(u64::MAX),
+        read_to: parked.last().map(|(event_no, _)| *event_no),
+    })
 }
 
 fn read_standing(connection: &Connection, webhook_no: i64) -> rusqlite::Result<Standing> {
