@@ -236,6 +236,19 @@ impl World {
         self.releases.iter_mut().find(|release| release.order == order && release.seq == seq)
     }
 
+    /// A unit came back under this number. If nothing is owed under it, the unit was that of a claim that came too late
+    /// and is about to be given back under a later one.
+    fn count(&mut self, order: usize, seq: u32) {
+        let owes = |release: &Release| release.order == order && release.owed > release.counted;
+        let under = |release: &Release| release.order == order && release.seq == seq;
+        let at = self.releases.iter().position(|release| owes(release) && under(release));
+        let at = at.or_else(|| self.releases.iter().rposition(owes));
+        let at = at.or_else(|| self.releases.iter().position(under));
+        if let Some(at) = at {
+            self.releases[at].counted += 1;
+        }
+    }
+
     fn payment_event(&mut self, at: usize, event: Event) {
         let payment = &mut self.payments[at];
         payment.status = payment::next(payment.status, event).expect("a legal step of a payment");
@@ -298,7 +311,7 @@ impl Protocol {
         // Whose unit it was, for the books.
         match world.journal.iter_mut().find(|claim| claim.order == order && claim.holds) {
             Some(claim) => claim.holds = false,
-            None => world.released_as(order, seq).into_iter().for_each(|release| release.counted += 1),
+            None => world.count(order, seq),
         }
     }
 
