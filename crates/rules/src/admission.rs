@@ -117,6 +117,19 @@ pub fn readmit(
     admit(known, Door::Open, free, quantity, room)
 }
 
+/// The `seq` of an order that a buyer's claim begins: whatever ends it has a higher one.
+pub const CLAIM_SEQ: u32 = 1;
+
+/// Whether a gate that holds units for an order lets go of them because of the order's fact `seq`. `held_since` is the
+/// `seq` at which the order came to hold them: [`CLAIM_SEQ`], or that of the closing from which late money claimed them.
+///
+/// An earlier fact, or the same one again, was counted before.
+#[inline]
+#[must_use]
+pub const fn lets_go(seq: u32, held_since: u32) -> bool {
+    seq > held_since
+}
+
 /// A gate without threads, for tests: the plainest thing that keeps the promises.
 #[derive(Clone, Debug, Default)]
 pub struct Model {

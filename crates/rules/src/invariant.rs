@@ -1,4 +1,6 @@
-//! The promises as checks over plain numbers. The auditor, the tests and the simulator name the same invariants.
+//! The promises as checks over plain numbers. The auditor judges orders and money by `fits` and `check_money`. Books and
+//! live orders it compares row by row while it reads, with more evidence than a sum has; `check_books` and
+//! `check_one_live_order` say the same about a whole ledger at rest, for tests and the model of the protocol.
 
 use std::collections::BTreeMap;
 

@@ -407,7 +407,9 @@ pub fn revival(verdict: Verdict, finder: Finder) -> Revival {
 /// What the ledger does with a claim that revives, when it comes out of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RevivalRecord {
-    /// It was dealt with before. Nothing is to be done; nothing is released.
+    /// Its order has moved on since somebody looked at it: the claim was dealt with before, or was made too late. The
+    /// ledger changes nothing. If the order lives, the claim's units are its own; if it has ended, they go back under the
+    /// `seq` that the order has by now.
     Repeat,
     /// The order becomes paid ([`order::Event::Revived`]), the payment applied.
     Revived,
@@ -416,8 +418,8 @@ pub enum RevivalRecord {
 }
 
 /// Whether a claim that revives does so. `closing_seq` is the `seq` of the order when the claim was made: every
-/// outcome but a repeat raises it, which is how a claim that is delivered again is known. `obstacle` is what the
-/// ledger's own guards say: [`RefundReason::NoUnitLeft`] or [`RefundReason::OtherLive`].
+/// outcome but a repeat raises it, which is how a claim that is delivered again, or comes too late, is known.
+/// `obstacle` is what the ledger's own guards say: [`RefundReason::NoUnitLeft`] or [`RefundReason::OtherLive`].
 ///
 /// The payment may have been decided while the claim was under way: two workers asked the gate, and one heard "sold
 /// out" just before a unit came back. The claim must then give its units back, or they are held for nobody.

@@ -50,6 +50,9 @@ mod memory;
 /// A start with a past.
 mod start;
 
+/// An audit of a long past.
+mod audit;
+
 /// Events on their way out.
 mod webhooks;
 
@@ -151,6 +154,8 @@ enum Group {
     Memory,
     /// A start with recorded orders.
     Start,
+    /// An audit of recorded orders, beside buyers.
+    Audit,
     /// Events to a webhook and to buyers' sockets.
     Webhooks,
     /// Gate and SQLite alone.
@@ -254,6 +259,9 @@ fn measure(plan: &Plan, report: &mut report::Report, only: &[Group]) -> anyhow::
     }
     if wanted(Group::Start) {
         start::measure(plan, report)?;
+    }
+    if wanted(Group::Audit) {
+        audit::measure(plan, report)?;
     }
     if wanted(Group::Webhooks) {
         webhooks::measure(plan, report)?;

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::Plan;
 use crate::load::{Minted, blast};
-use crate::product::Product;
+use crate::product::{Product, Sale};
 use crate::report::{Goal, Report, median};
 
 pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
@@ -18,15 +18,7 @@ pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let product = Product::start(folder.path())?;
     let sale = product.open_sale(1, u32::try_from(plan.recorded_orders)?)?;
     let source = Minted::new(&product, &sale);
-    let mut missing = plan.recorded_orders as u64;
-    // A full queue says `busy`: those orders are still missing.
-    while missing > 0 {
-        let run = blast(plan, product.address, Until::Requests(missing), Pace::Closed);
-        let accepted = run.run(|_| source.clone())?.status(202);
-        ensure!(accepted > 0, "nobody was accepted");
-        product.settle(&sale)?;
-        missing -= accepted;
-    }
+    record_orders(plan, &product, &sale, &source)?;
     drop(product);
     let mut seconds = Vec::new();
     for repetition in 1..=plan.repetitions {
@@ -45,5 +37,19 @@ pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
         "start to ready, per million recorded orders",
         Goal::AtMost { must: 5.0, target: 2.0 },
     );
+    Ok(())
+}
+
+/// Makes the plan's orders, and waits until all of them are recorded.
+pub fn record_orders(plan: &Plan, product: &Product, sale: &Sale, source: &Minted) -> anyhow::Result<()> {
+    let mut missing = plan.recorded_orders as u64;
+    // A full queue says `busy`: those orders are still missing.
+    while missing > 0 {
+        let run = blast(plan, product.address, Until::Requests(missing), Pace::Closed);
+        let accepted = run.run(|_| source.clone())?.status(202);
+        ensure!(accepted > 0, "nobody was accepted");
+        product.settle(sale)?;
+        missing -= accepted;
+    }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The audit of a data folder whose server does not run. Nothing is under way there, so one cut is exact; there is no
 //! gate, and the journal is held against the ledger instead. What a server would refuse to start with is found here.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use anyhow::{bail, ensure};
 use rules::audit::Kind;
@@ -9,12 +9,13 @@ use rules::id::{AuditId, OfferId, timed};
 use rules::time::UnixMs;
 use rules::wire::{AuditRequest, AuditView};
 
-use super::{Seen, report, scope_of};
+use super::mend::Mended;
+use super::{Seen, cut, report, scope_of};
 use crate::app::{JOURNAL_FILE, lock_data_dir};
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::ledger::SqliteLedger;
-use crate::ledger::audit::{Doubt, LedgerLook, Recounted, Remedy, Scope};
+use crate::ledger::audit::{Doubt, Doubts, LedgerLook, Recounted, Remedy, Scope};
 use crate::queue::JournalLook;
 
 /// Audits the folder, and keeps the report there. A folder in use is refused.
@@ -43,18 +44,20 @@ async fn examine(
     }
     let (look, ()) = ledger.look(scope, None, (), |(), _| ()).await?;
     let mut doubts = look.doubts.clone();
-    doubts.extend(against_journal(ledger, &look, journal, scope).await?);
-    let mut mended = HashSet::new();
+    doubts.append(against_journal(ledger, &look, journal, scope).await?);
+    let proven = cut::alone(doubts);
+    let mut mended = Mended::default();
     if request.repair {
-        for doubt in &doubts {
+        for doubt in &proven.doubts {
             if mend(ledger, &doubt.remedy, now).await? {
-                mended.insert(doubt.key());
+                mended.keys.insert(doubt.key());
             }
         }
     }
-    let seen = Seen { orders: look.orders, cuts: 1, ..Seen::default() };
-    let view = report::done(begun, seen, &doubts, &mended, clock.now());
-    report::keep(ledger, &view, &doubts).await?;
+    let offers = look.offers.iter().map(|offer| offer.counters.offer).collect();
+    let seen = Seen { orders: look.orders, offers, cuts: 1, ..Seen::default() };
+    let view = report::done(begun, &seen, &proven, &mended, clock.now());
+    report::keep(ledger, &view, &seen, &proven, &mended).await?;
     Ok(view)
 }
 
@@ -63,14 +66,14 @@ async fn against_journal(
     look: &LedgerLook,
     journal: Option<&JournalLook>,
     scope: Scope,
-) -> anyhow::Result<Vec<Doubt>> {
+) -> anyhow::Result<Doubts> {
+    let mut doubts = Doubts::default();
     let empty = JournalLook::default();
     let journal = journal.unwrap_or(&empty);
     if journal.incarnation.as_ref().is_some_and(|found| found != ledger.incarnation()) {
-        let foreign = Doubt::new(Kind::JournalForeign, None, 0);
-        return Ok(scope.is_all().then_some(foreign).into_iter().collect());
+        doubts.extend(scope.is_all().then(|| Doubt::new(Kind::JournalForeign, None, 0)));
+        return Ok(doubts);
     }
-    let mut doubts = Vec::new();
     if look.cursor > journal.last_seq && scope.is_all() {
         let doubt = Doubt::new(Kind::JournalShort, None, 0).with("cursor", look.cursor);
         doubts.push(doubt.with("journal_ends_at", journal.last_seq));
@@ -123,7 +126,7 @@ async fn mend(ledger: &SqliteLedger, remedy: &Remedy, now: UnixMs) -> anyhow::Re
             Ok(true)
         }
         Remedy::Drop(webhook) => {
-            ledger.drop_deliveries_without_event(*webhook).await?;
+            ledger.drop_deliveries_without_event(*webhook, now).await?;
             Ok(true)
         }
         // Of a gate that is not there, and for workers that are not there.

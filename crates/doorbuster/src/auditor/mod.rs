@@ -9,7 +9,7 @@ pub mod cut;
 pub mod folder;
 
 /// Mending.
-mod mend;
+pub mod mend;
 
 /// What is said about an audit, and to whom.
 mod report;
@@ -17,21 +17,20 @@ mod report;
 /// Every minute of a sale, and once after it.
 pub mod watch;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rules::audit::Cuts;
-use rules::id::{AuditId, timed};
+use rules::id::{AuditId, OfferId, timed};
 use rules::time::UnixMs;
 use rules::wire::{AuditRequest, AuditState, AuditView};
 use tokio::sync::oneshot;
 
 use self::cut::Cut;
-use self::mend::Mender;
+use self::mend::{Mended, Mender};
 use crate::app::App;
-use crate::ledger::audit::{Doubt, Scope};
+use crate::ledger::audit::Scope;
 use crate::ledger::{LedgerError, LedgerResult};
 use crate::telemetry::metrics::AuditOutcome;
 
@@ -150,20 +149,23 @@ impl App {
     async fn examine(self: &Arc<Self>, begun: AuditView) -> LedgerResult<AuditView> {
         let scope = Scope { sale: begun.sale_id, offer: begun.offer_id };
         let first = Cut::take(self, scope).await?;
-        let mut seen = Seen::of(&first);
-        let mut doubts = first.doubts;
-        if doubts.iter().any(|doubt| doubt.kind.cuts() == Cuts::Two) {
+        let mut seen = Seen::default();
+        seen.add(&first);
+        let proven = if first.needs_another() {
             let apart = Duration::from_millis(self.settings.audit.apart_ms.into());
             if self.shutdown.run_until_cancelled(tokio::time::sleep(apart)).await.is_none() {
                 return Err(LedgerError::Unavailable("the server is ending".into()));
             }
             let second = Cut::take(self, scope).await?;
             seen.add(&second);
-            doubts = cut::sure(self, confirm(&doubts, second.doubts)).await?;
-        }
-        let mended = if begun.repair { Mender(self).mend_all(&doubts).await } else { HashSet::new() };
-        let view = report::done(begun, seen, &doubts, &mended, self.clock.now());
-        report::tell(self, &view, &doubts).await?;
+            cut::sure(self, cut::confirm(&first.doubts, second.doubts)).await?
+        } else {
+            cut::alone(first.doubts)
+        };
+        let mended = if begun.repair { Mender(self).mend_all(&proven).await } else { Mended::default() };
+        seen.held_up = seen.held_up.max(proven.held_up).max(mended.held_up);
+        let view = report::done(begun, &seen, &proven, &mended, self.clock.now());
+        report::tell(self, &view, &seen, &proven, &mended).await?;
         Ok(view)
     }
 
@@ -181,65 +183,19 @@ pub fn scope_of(request: &AuditRequest) -> Scope {
 }
 
 /// What an audit has looked at.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Seen {
     orders: u64,
+    offers: Vec<OfferId>,
     cuts: u32,
     held_up: Duration,
 }
 
 impl Seen {
-    fn of(cut: &Cut) -> Self {
-        let mut seen = Self::default();
-        seen.add(cut);
-        seen
-    }
-
     fn add(&mut self, cut: &Cut) {
         self.orders = cut.orders;
+        self.offers.clone_from(&cut.offers);
         self.cuts += 1;
         self.held_up = self.held_up.max(cut.held_up);
-    }
-}
-
-/// What two cuts prove: what one snapshot shows, in either of them; of the rest, what is the same in both.
-#[must_use]
-pub fn confirm(first: &[Doubt], second: Vec<Doubt>) -> Vec<Doubt> {
-    let before: HashSet<String> = first.iter().map(Doubt::key).collect();
-    let now: HashSet<String> = second.iter().map(Doubt::key).collect();
-    let alone = |doubt: &Doubt| doubt.kind.cuts() == Cuts::One;
-    let gone = first.iter().filter(|doubt| alone(doubt) && !now.contains(&doubt.key())).cloned();
-    let mut proven: Vec<Doubt> = gone.collect();
-    proven.extend(second.into_iter().filter(|doubt| alone(doubt) || before.contains(&doubt.key())));
-    proven
-}
-
-#[cfg(test)]
-mod tests {
-    use rules::audit::Kind;
-    use rules::id::{OfferId, OrderId};
-
-    use super::*;
-
-    fn doubt(kind: Kind, order: u128, seq: u32) -> Doubt {
-        Doubt::new(kind, Some(OfferId(1)), 1).about("order_id", OrderId(order)).about("seq", seq)
-    }
-
-    #[test]
-    fn what_is_on_its_way_is_no_finding_and_what_one_snapshot_shows_is() {
-        let stuck = doubt(Kind::GateEndedOrder, 1, 3);
-        let first = [stuck.clone(), doubt(Kind::GateEndedOrder, 2, 3), doubt(Kind::LiveCounter, 9, 1)];
-        let second = vec![
-            stuck.clone(),
-            // The same order, but it has ended once more since: something else is on its way.
-            doubt(Kind::GateEndedOrder, 2, 5),
-            doubt(Kind::GateMissingOrder, 3, 2),
-            doubt(Kind::EventGap, 4, 2),
-        ];
-        let proven: Vec<(Kind, String)> =
-            confirm(&first, second).into_iter().map(|doubt| (doubt.kind, doubt.about)).collect();
-        let kinds: Vec<Kind> = proven.iter().map(|(kind, _)| *kind).collect();
-        assert_eq!(kinds, [Kind::LiveCounter, Kind::GateEndedOrder, Kind::EventGap]);
-        assert_eq!(proven[1].1, stuck.about);
     }
 }

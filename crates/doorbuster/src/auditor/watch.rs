@@ -1,17 +1,24 @@
-//! The audits nobody asks for: every minute while a sale is open, and once after it. Owns when; not what.
+//! The audits nobody asks for: every minute while a sale is open, and once after it, also when nobody was there to see it
+//! close. Owns when; not what.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rules::id::SaleId;
-use rules::sale::{Phase, SaleState};
-use rules::wire::AuditRequest;
+use rules::sale::{Phase, Sale, SaleState};
+use rules::time::UnixMs;
+use rules::wire::{AuditRequest, AuditView};
 
 use crate::app::App;
+use crate::catalogue::is_public;
+use crate::ledger::LedgerResult;
 
 /// How often is looked whether an audit is due.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Reports that are read at once, at the start: one may be long.
+const REPORTS_AT_ONCE: u32 = 20;
 
 /// Works until the process ends.
 pub async fn run(app: Arc<App>) {
@@ -23,10 +30,19 @@ async fn watch(app: &Arc<App>) {
     let settings = &app.settings.audit;
     let (every, after) =
         (Duration::from_secs(settings.every_s.into()), Duration::from_secs(settings.after_s.into()));
+    if every.is_zero() {
+        return;
+    }
     let mut watch = Watch { every, after, last: app.clock.instant(), sales: HashMap::new() };
+    match missed(app).await {
+        Ok(missed) => missed.into_iter().for_each(|sale| watch.is_over(sale, app.clock.instant())),
+        Err(error) => {
+            tracing::warn!(%error, "sales that were not audited after their end could not be looked for")
+        }
+    }
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    while !every.is_zero() {
+    loop {
         ticks.tick().await;
         let open = open_sales(app);
         for due in watch.due(&open, app.clock.instant()) {
@@ -35,7 +51,8 @@ async fn watch(app: &Arc<App>) {
                 Due::After(sale) => Some(sale),
             };
             if app.audit(AuditRequest { sale_id, ..AuditRequest::default() }).await.is_none() {
-                tracing::warn!("an audit was due and too many are waiting; the next one is due in its turn");
+                tracing::warn!("an audit was due and too many are waiting; it is due again in its turn");
+                sale_id.into_iter().for_each(|sale| watch.is_over(sale, app.clock.instant()));
             }
         }
     }
@@ -44,8 +61,38 @@ async fn watch(app: &Arc<App>) {
 fn open_sales(app: &App) -> Vec<SaleId> {
     let now = app.clock.now();
     let catalogue = app.catalogue.read();
-    let is_open = |sale: &rules::sale::Sale| sale.phase(now) == Phase::Open && sale.state != SaleState::Ended;
+    let is_open = |sale: &Sale| sale.phase(now) == Phase::Open && sale.state != SaleState::Ended;
     catalogue.sales.values().filter(|card| is_open(&card.sale)).map(|card| card.sale.id).collect()
+}
+
+/// Sales that are over and were not audited since: the process ended before it could, or was not there.
+async fn missed(app: &App) -> LedgerResult<Vec<SaleId>> {
+    let mut over = over_sales(app);
+    let mut before = None;
+    while !over.is_empty() {
+        let (audits, next) = app.audits(before, REPORTS_AT_ONCE).await?;
+        audits.iter().for_each(|audit| audited(&mut over, audit));
+        let Some(next) = next else { break };
+        before = Some(next);
+    }
+    Ok(over.into_values().map(|(sale, _)| sale).collect())
+}
+
+/// By id, so that it is always the same order: sales that are over, and from when on an audit is one after their end.
+/// Nobody wrote down when one was ended early; it counts as ended now, and is looked at once more.
+fn over_sales(app: &App) -> BTreeMap<u128, (SaleId, UnixMs)> {
+    let now = app.clock.now();
+    let catalogue = app.catalogue.read();
+    let over = catalogue.sales.values().map(|card| &card.sale);
+    let over = over.filter(|sale| is_public(sale.state) && sale.phase(now) == Phase::Closed);
+    let after = |sale: &Sale| sale.window.closes_at.min(now).plus_s(app.settings.audit.after_s);
+    over.map(|sale| (sale.id.0, (sale.id, after(sale)))).collect()
+}
+
+/// Takes out what this audit has looked at after its end.
+fn audited(over: &mut BTreeMap<u128, (SaleId, UnixMs)>, audit: &AuditView) {
+    let covers = |sale: SaleId| audit.offer_id.is_none() && audit.sale_id.is_none_or(|only| only == sale);
+    over.retain(|_, (sale, after)| !(covers(*sale) && audit.started_at >= *after));
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +114,11 @@ struct Watch {
 }
 
 impl Watch {
+    /// A sale is over and must be audited once more.
+    fn is_over(&mut self, sale: SaleId, now: Instant) {
+        self.sales.insert(sale, Some(now));
+    }
+
     fn due(&mut self, open: &[SaleId], now: Instant) -> Vec<Due> {
         let mut due = Vec::new();
         for sale in open {
@@ -84,12 +136,17 @@ impl Watch {
             }
             !is_due
         });
+        if due.len() > 1 {
+            due = vec![Due::All];
+        }
         if open.is_empty() {
             // The first one of a sale comes a while after its opening: before that there is nothing to see.
             self.last = now;
         } else if now.saturating_duration_since(self.last) >= self.every {
             self.last = now;
-            due.push(Due::All);
+            if due != [Due::All] {
+                due.push(Due::All);
+            }
         }
         due
     }
@@ -114,5 +171,41 @@ mod tests {
         }
         let expected = [(159, Due::All), (219, Due::All), (279, Due::All), (300, Due::After(sale))];
         assert_eq!(made, expected);
+    }
+
+    #[test]
+    fn many_that_are_over_are_audited_together() {
+        let start = Clock::system().instant();
+        let (every, after) = (Duration::from_secs(60), Duration::from_secs(10));
+        let mut watch = Watch { every, after, last: start, sales: HashMap::new() };
+        for sale in 1..=3 {
+            watch.is_over(SaleId(sale), start);
+        }
+        assert_eq!(watch.due(&[], start + Duration::from_secs(9)), []);
+        assert_eq!(watch.due(&[], start + Duration::from_secs(10)), [Due::All]);
+        assert_eq!(watch.due(&[], start + Duration::from_secs(20)), []);
+    }
+
+    #[test]
+    fn only_an_audit_that_began_after_the_end_and_saw_the_whole_sale_counts() {
+        let view = |sale: Option<u128>, offer: Option<u128>, started_at| {
+            let (sale_id, offer_id) = (sale.map(SaleId), offer.map(rules::id::OfferId));
+            let request = AuditRequest { sale_id, offer_id, repair: false };
+            crate::auditor::report::begun(rules::id::AuditId(1), request, UnixMs(started_at))
+        };
+        let left = |audit: AuditView| {
+            let mut over = BTreeMap::from([(7, (SaleId(7), UnixMs(100)))]);
+            audited(&mut over, &audit);
+            over.len()
+        };
+        for (audit, expected) in [
+            (view(None, None, 100), 0),
+            (view(Some(7), None, 100), 0),
+            (view(None, None, 99), 1),
+            (view(Some(8), None, 200), 1),
+            (view(None, Some(1), 200), 1),
+        ] {
+            assert_eq!(left(audit.clone()), expected, "{audit:?}");
+        }
     }
 }

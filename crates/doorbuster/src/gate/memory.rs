@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::Hasher as _;
 use std::sync::Arc;
 
-use rules::admission::{Door, Known, Verdict, admit, readmit};
+use rules::admission::{CLAIM_SEQ, Door, Known, Verdict, admit, lets_go, readmit};
 use rules::id::{OfferId, OrderId};
 use rules::sale::{SaleState, Window};
 use rules::time::UnixMs;
@@ -21,9 +21,6 @@ use super::table::{Entry, Key, Mark, OFFERS_MAX, Table};
 
 /// Shards of buyers. More than any machine has cores, so that two buyers rarely meet at a lock.
 const SHARDS: usize = 256;
-
-/// The `seq` of an order that a buyer's claim begins: whatever ends it has a higher one.
-const CLAIM_SEQ: u32 = 1;
 
 /// One try of a buyer, as its pass tells it.
 #[derive(Clone, Copy, Debug)]
@@ -303,19 +300,7 @@ impl MemoryGate {
     pub fn seed_order(&self, offer: &OfferGate, order: &SeedOrder<'_>) {
         let key = self.key(offer, order.buyer);
         let Some(shard) = self.shard(key) else { return };
-        let mut locked = shard.locked.lock();
-        let expiry = expiry_s(order.pass_expires_at);
-        let known = shard.table.get(key).filter(|entry| entry.mark == Mark::Live);
-        if known.is_some() && !order.live {
-            locked.spent.insert(order.order, expiry);
-            return;
-        }
-        if let Some(earlier) = shard.table.get(key).filter(|earlier| earlier.order != order.order.0) {
-            locked.spent.insert(OrderId(earlier.order), earlier.pass_expires_at_s);
-        }
-        let mark = if order.live { Mark::Live } else { Mark::Ended };
-        let entry = entry(offer, mark, order.order, order.quantity, expiry);
-        shard.table.set(key, &entry, |_| true);
+        load(shard, &mut shard.locked.lock(), key, offer, order);
     }
 
     /// Takes units that the journal granted before the process ended and the ledger has not recorded yet.
@@ -547,9 +532,13 @@ impl MemoryGate {
 
     #[inline]
     fn shard(&self, key: Key) -> Option<&Shard> {
-        let index = usize::try_from(key.low).unwrap_or(0) % SHARDS;
-        self.shards.get(index)
+        self.shards.get(shard_of(key))
     }
+}
+
+#[inline]
+fn shard_of(key: Key) -> usize {
+    usize::try_from(key.low).unwrap_or(0) % SHARDS
 }
 
 /// An order that the gate holds units for, as an audit sees it.
@@ -580,6 +569,31 @@ impl Weight {
     }
 }
 
+/// An offer as the ledger has it while that stands still, for [`MemoryGate::set_right`].
+#[derive(Clone, Copy, Debug)]
+pub struct OfferBooks<'a> {
+    pub stock: u32,
+    /// Units of the offer's live orders, as the ledger counts them.
+    pub live: u32,
+    /// Live orders that the gate is to know.
+    pub lost: &'a [SeedOrder<'a>],
+    /// Live orders that the gate may not know either, and is not told of: nobody may have their units.
+    pub doubtful: &'a [SeedOrder<'a>],
+    /// Orders that left the stock: what the gate holds for them does not count.
+    pub leaving: &'a HashSet<OrderId>,
+    /// Whether units may become free. They are taken in any case when there are too many.
+    pub may_free: bool,
+}
+
+/// What [`MemoryGate::set_right`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetRight {
+    /// Whether the gate knows each of the lost orders now.
+    pub known: Vec<bool>,
+    /// The offer's units now.
+    pub weight: Weight,
+}
+
 /// What audits do. None of it is on the way of a try, except that a try may wait for a lock.
 impl MemoryGate {
     /// Every offer that the gate knows.
@@ -607,25 +621,56 @@ impl MemoryGate {
     /// The units of these offers at one instant: every try that may be granted waits until it is over. Orders in
     /// `except` are not counted.
     pub fn weigh(&self, offers: &[&OfferGate], except: &HashSet<OrderId>) -> Vec<Weight> {
+        let mut sums = self.sums();
         let _locked: Vec<_> = self.shards.iter().map(|shard| shard.locked.lock()).collect();
-        self.weigh_locked(offers, except)
+        self.add_up(&mut sums, except);
+        offers.iter().map(|offer| sums.of(offer)).collect()
     }
 
-    /// Makes the offer's free units what `stock` and the held orders leave, at one instant; answers how many units it
-    /// lacked before (below 0: had too many). Again is harmless. Units that are held are never taken from anybody: when
-    /// too few are free, fewer are taken.
-    pub fn level(&self, offer: &OfferGate, stock: u32, except: &HashSet<OrderId>) -> i64 {
-        let _locked: Vec<_> = self.shards.iter().map(|shard| shard.locked.lock()).collect();
-        let weight = self.weigh_locked(&[offer], except).first().copied().unwrap_or_default();
-        let lacks = weight.lacks(stock);
-        let units = u32::try_from(lacks.unsigned_abs()).unwrap_or(u32::MAX);
-        if lacks > 0 {
-            offer.put_back(units);
-        } else if lacks < 0 && offer.take(units.min(weight.free)).is_err() {
-            // Free units only change under a shard's lock, or in a stock change, which waits for the audit.
-            return 0;
+    /// Tells the gate of live orders that it has lost, and makes the offer's free units what is left, all at one instant:
+    /// every try that may be granted waits until it is over. Again is harmless.
+    ///
+    /// Free units are never more than what stock, held orders and live orders that the gate does not know leave, nor
+    /// than the ledger would accept: a buyer is not told "queued" for a unit of somebody else. Units that are held are
+    /// never taken from anybody: when too few are free, fewer are taken.
+    pub fn set_right(&self, offer: &OfferGate, books: &OfferBooks<'_>) -> SetRight {
+        let lost: Vec<Key> = books.lost.iter().map(|order| self.key(offer, order.buyer)).collect();
+        let doubtful: Vec<Key> = books.doubtful.iter().map(|order| self.key(offer, order.buyer)).collect();
+        let mut sums = self.sums();
+        let mut locked: Vec<_> = self.shards.iter().map(|shard| shard.locked.lock()).collect();
+        let mut known = Vec::with_capacity(lost.len());
+        let mut unknown_units = 0_u64;
+        for (order, key) in books.lost.iter().zip(lost) {
+            if self.held_at(key).is_none()
+                && let (Some(shard), Some(locked)) = (self.shard(key), locked.get_mut(shard_of(key)))
+            {
+                load(shard, locked, key, offer, order);
+            }
+            known.push(self.held_at(key) == Some(order.order));
         }
-        lacks
+        for (order, is_known) in books.lost.iter().zip(&known) {
+            unknown_units += if *is_known { 0 } else { u64::from(order.quantity) };
+        }
+        for (order, key) in books.doubtful.iter().zip(doubtful) {
+            let is_known = self.held_at(key) == Some(order.order);
+            unknown_units += if is_known { 0 } else { u64::from(order.quantity) };
+        }
+        self.add_up(&mut sums, books.leaving);
+        let weight = sums.of(offer);
+        let left = u64::from(books.stock).saturating_sub(weight.held.saturating_add(unknown_units));
+        let left = u32::try_from(left).unwrap_or(u32::MAX).min(books.stock.saturating_sub(books.live));
+        if weight.free > left {
+            // Free units only change under a shard's lock, or in a stock change, which waits for the audit.
+            let _ = offer.take(weight.free - left);
+        } else if books.may_free {
+            offer.put_back(left - weight.free);
+        }
+        SetRight { known, weight: sums.of(offer) }
+    }
+
+    /// Belongs to whoever holds the shard's lock.
+    fn held_at(&self, key: Key) -> Option<OrderId> {
+        self.shard(key)?.table.get(key).and_then(held).map(|held| held.order)
     }
 
     /// The order that the gate holds units for, if it does so for this buyer.
@@ -653,22 +698,41 @@ impl MemoryGate {
         })
     }
 
-    fn weigh_locked(&self, offers: &[&OfferGate], except: &HashSet<OrderId>) -> Vec<Weight> {
-        let mut units: HashMap<u32, u64> = offers.iter().map(|offer| (offer.offer_no, 0)).collect();
+    /// Made before everything is locked: it may be long, and nobody should wait for memory.
+    fn sums(&self) -> Sums {
+        Sums(vec![0; self.offers.lock().len()])
+    }
+
+    /// Belongs to whoever holds all locks. Nothing is hashed for an order, unless some orders do not count.
+    fn add_up(&self, sums: &mut Sums, except: &HashSet<OrderId>) {
         for shard in &self.shards {
             shard.table.visit(|_, entry| {
-                if let (Some(held), Some(sum)) = (held(entry), units.get_mut(&entry.offer_no))
-                    && !except.contains(&held.order)
+                if let Some(held) = held(entry)
+                    && (except.is_empty() || !except.contains(&held.order))
                 {
-                    *sum += u64::from(held.quantity);
+                    sums.add(&held);
                 }
             });
         }
-        let weight = |offer: &&OfferGate| Weight {
-            free: offer.free(),
-            held: units.get(&offer.offer_no).copied().unwrap_or(0),
-        };
-        offers.iter().map(weight).collect()
+    }
+}
+
+/// Held units by the number of their offer.
+#[derive(Debug)]
+struct Sums(Vec<u64>);
+
+impl Sums {
+    fn add(&mut self, held: &Held) {
+        // An offer that the gate learned of since then is not asked about.
+        let sum = usize::try_from(held.offer_no).ok().and_then(|offer_no| self.0.get_mut(offer_no));
+        if let Some(sum) = sum {
+            *sum += u64::from(held.quantity);
+        }
+    }
+
+    fn of(&self, offer: &OfferGate) -> Weight {
+        let held = usize::try_from(offer.offer_no).ok().and_then(|offer_no| self.0.get(offer_no));
+        Weight { free: offer.free(), held: held.copied().unwrap_or(0) }
     }
 }
 
@@ -709,6 +773,22 @@ impl Place<'_> {
     }
 }
 
+/// Belongs to whoever holds the shard's lock.
+fn load(shard: &Shard, locked: &mut Locked, key: Key, offer: &OfferGate, order: &SeedOrder<'_>) {
+    let expiry = expiry_s(order.pass_expires_at);
+    let known = shard.table.get(key).filter(|entry| entry.mark == Mark::Live);
+    if known.is_some() && !order.live {
+        locked.spent.insert(order.order, expiry);
+        return;
+    }
+    if let Some(earlier) = shard.table.get(key).filter(|earlier| earlier.order != order.order.0) {
+        locked.spent.insert(OrderId(earlier.order), earlier.pass_expires_at_s);
+    }
+    let mark = if order.live { Mark::Live } else { Mark::Ended };
+    let entry = entry(offer, mark, order.order, order.quantity, expiry);
+    shard.table.set(key, &entry, |_| true);
+}
+
 fn let_go(
     shard: &Shard,
     locked: &mut Locked,
@@ -717,7 +797,7 @@ fn let_go(
     release: &Release<'_>,
 ) -> Returned {
     let holds = |entry: &Entry| entry.mark == Mark::Live && entry.order == release.order.0;
-    let held_before = release.seq > locked.held_since(release.order);
+    let held_before = lets_go(release.seq, locked.held_since(release.order));
     let Some(entry) = shard.table.get(key).filter(holds).filter(|_| held_before) else {
         return Returned::Before;
     };

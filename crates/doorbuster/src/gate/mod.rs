@@ -25,7 +25,8 @@ use crate::queue::reply::Reply;
 use crate::queue::{Claim, JournalHandle, Revive, Unrecorded};
 
 pub use memory::{
-    Decision, Grant, Held, MemoryGate, OfferGate, Outcome, Release, Returned, Seed, SeedOrder, Try, Weight,
+    Decision, Grant, Held, MemoryGate, OfferBooks, OfferGate, Outcome, Release, Returned, Seed, SeedOrder,
+    SetRight, Try, Weight,
 };
 pub use room::{Permit, Room};
 pub use roster::Roster;

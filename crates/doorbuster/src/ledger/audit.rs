@@ -101,7 +101,60 @@ pub struct LedgerLook {
     pub orders: u64,
     /// How far the clerk has read the journal.
     pub cursor: u64,
-    pub doubts: Vec<Doubt>,
+    pub doubts: Doubts,
+}
+
+/// Doubts that a cut keeps of one kind. A broken table has millions: they are counted.
+pub const DOUBTS_PER_KIND_MAX: usize = 1_000;
+
+/// What one cut doubts: the first ones of each kind, and how many there are of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Doubts {
+    kept: Vec<Doubt>,
+    counts: BTreeMap<Kind, u64>,
+}
+
+impl Doubts {
+    pub fn push(&mut self, doubt: Doubt) {
+        let count = self.counts.entry(doubt.kind).or_default();
+        *count = count.saturating_add(1);
+        if usize::try_from(*count).is_ok_and(|count| count <= DOUBTS_PER_KIND_MAX) {
+            self.kept.push(doubt);
+        }
+    }
+
+    /// Adds those of another part of the same cut, which looks for other kinds.
+    pub fn append(&mut self, other: Self) {
+        self.kept.extend(other.kept);
+        for (kind, count) in other.counts {
+            let sum = self.counts.entry(kind).or_default();
+            *sum = sum.saturating_add(count);
+        }
+    }
+
+    #[must_use]
+    pub fn kept(&self) -> &[Doubt] {
+        &self.kept
+    }
+
+    #[must_use]
+    pub fn into_kept(self) -> Vec<Doubt> {
+        self.kept
+    }
+
+    /// How many there are of this kind beyond those that are kept.
+    #[must_use]
+    pub fn beyond(&self, kind: Kind) -> u64 {
+        let kept = self.kept.iter().filter(|doubt| doubt.kind == kind).count();
+        let count = self.counts.get(&kind).copied().unwrap_or(0);
+        count.saturating_sub(u64::try_from(kept).unwrap_or(u64::MAX))
+    }
+}
+
+impl Extend<Doubt> for Doubts {
+    fn extend<T: IntoIterator<Item = Doubt>>(&mut self, doubts: T) {
+        doubts.into_iter().for_each(|doubt| self.push(doubt));
+    }
 }
 
 /// Something that is not as it should be.
@@ -150,6 +203,12 @@ impl Doubt {
     pub fn key(&self) -> String {
         format!("{} {}", self.kind, self.about)
     }
+
+    /// The offer that a [`Doubt::key`] is about, if it is about one.
+    #[must_use]
+    pub fn offer_of(key: &str) -> Option<OfferId> {
+        key.split(' ').nth(1)?.parse().ok()
+    }
 }
 
 /// What a repair needs to know. Every verb looks again before it does anything.
@@ -158,12 +217,26 @@ pub enum Remedy {
     None,
     Recount(OfferId),
     Level(OfferId),
-    Release { offer: OfferId, buyer: BuyerId, order: OrderId },
-    Forget { offer: OfferId, order: OrderId },
-    Seed { offer: OfferId, order: OrderId },
+    /// `seq` is the one that the order had when it was seen.
+    Release {
+        offer: OfferId,
+        order: OrderId,
+        seq: u32,
+    },
+    Forget {
+        offer: OfferId,
+        order: OrderId,
+    },
+    Seed {
+        offer: OfferId,
+        order: OrderId,
+    },
     Preheat(SaleId),
     Settle(PaymentId),
-    Lift { buyer: BuyerId, strike: u64 },
+    Lift {
+        buyer: BuyerId,
+        strike: u64,
+    },
     HoldBack(WebhookId),
     Drop(WebhookId),
 }
@@ -173,8 +246,16 @@ pub enum Remedy {
 pub struct Still {
     pub order: Order,
     pub payments: Vec<Payment>,
-    /// Its offer's.
+}
+
+/// An offer while nothing can change in the ledger.
+#[derive(Clone, Debug)]
+pub struct OfferStill {
     pub stock: u32,
+    /// The ledger's counter of its live units.
+    pub live_units: u32,
+    /// Those of the orders that were asked for which are of this offer and live.
+    pub live: Vec<Order>,
     /// Orders that were refunded just now without going back on the shelf: the gate may not have heard of them.
     pub leaving: HashSet<OrderId>,
 }
@@ -220,4 +301,23 @@ pub enum Recounted {
     /// The orders hold more than the stock: nothing was changed.
     Oversold,
     NotFound,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_very_many_doubts_the_first_are_kept_and_the_others_counted() {
+        let mut doubts = Doubts::default();
+        let doubt = |kind, order| Doubt::new(kind, None, 1).about("order_id", OrderId(order));
+        doubts.extend((0..5_000).map(|order| doubt(Kind::UnpaidOverdue, order)));
+        doubts.push(doubt(Kind::Oversold, 7));
+        let mut more = Doubts::default();
+        more.push(doubt(Kind::GateEndedOrder, 8));
+        doubts.append(more);
+        assert_eq!(doubts.kept().len(), DOUBTS_PER_KIND_MAX + 2);
+        assert_eq!(doubts.kept()[0], doubt(Kind::UnpaidOverdue, 0));
+        assert_eq!((doubts.beyond(Kind::UnpaidOverdue), doubts.beyond(Kind::Oversold)), (4_000, 0));
+    }
 }

@@ -235,7 +235,8 @@ impl Metrics {
             audit_gate_hold_seconds: with(
                 r,
                 "audit_gate_hold_seconds",
-                "Longest time that an audit locked a piece of the gate; a try of one of its buyers waits so long at most",
+                "Time that tries may have waited at the gate for an audit: for the piece that took longest to copy, and for \
+                 the whole gate whenever it was weighed or set right",
                 short_seconds(),
             ),
             registry: all,

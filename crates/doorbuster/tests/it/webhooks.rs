@@ -735,6 +735,35 @@ async fn what_stood_behind_a_dropped_event_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_stood_behind_a_delivery_that_an_audit_dropped_goes_on() {
+    let (app, clock) = with_manual_clock(&[INSIDE, KEEP, "audit.every_s=0"]).await;
+    let receiver = Receiver::open(|_| Reply::Status(500)).await;
+    let wanted = json!({"url": receiver.url(), "types": ["order.*"]});
+    let hook = app.operate("POST", "/admin/v1/webhooks", Some(&wanted), 201).await;
+    let sale = app.open_sale(5).await;
+    let buyer = app.buyer("ann");
+    let order = buyer.buy(sale.offer(), 1, 202).await;
+    let id = order["id"].as_str().unwrap();
+    buyer.order(id).await;
+    eventually("it waits", async || look(&app, &hook).await["waiting"] == 1).await;
+    buyer.call("POST", &format!("/api/v1/orders/{id}/cancel"), Some(&json!({})), 200).await;
+    eventually("both wait", async || look(&app, &hook).await["waiting"] == 2).await;
+    let file = rusqlite::Connection::open(app.app.settings.ledger_path()).unwrap();
+    file.execute("delete from events where type = 'order.recorded'", []).unwrap();
+    drop(file);
+    receiver.becomes(|_| Reply::Status(200));
+    let report = app.operate("POST", "/admin/v1/audit", Some(&json!({"repair": true})), 200).await;
+    let findings = report["findings"].as_array().unwrap();
+    let dropped = findings.iter().find(|finding| finding["kind"] == "delivery_without_event").unwrap();
+    assert_eq!(dropped["repaired"], true, "{report}");
+    eventually("the last one arrives", async || {
+        clock.advance(Duration::from_secs(60));
+        receiver.count("order.closed") == 1
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_that_is_gone_is_disabled_with_the_reason_until_somebody_enables_it() {
     let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
     let receiver = Receiver::open(|_| Reply::Status(410)).await;

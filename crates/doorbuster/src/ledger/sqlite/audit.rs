@@ -1,7 +1,7 @@
 //! Audits in SQLite: one snapshot read from end to end, the few verbs that mend what is found there, and the audits that
 //! were made. Reads beside the writer, whom it never keeps waiting. Does not know the gate.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use rules::audit::Kind;
 use rules::buyer::BuyerId;
@@ -15,12 +15,13 @@ use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 use serde::Deserialize;
 
-use super::events::newest;
+use super::events::{newest, set_head};
 use super::orders::find;
 use super::shelf::{LEFT_COLUMNS, Left};
 use super::{SqliteLedger, Urgency, column, payments, signed};
 use crate::ledger::audit::{
-    Doubt, KeptAudit, LedgerLook, OfferLook, OrderLook, Overdue, Recounted, Remedy, Scope, Still,
+    Doubt, Doubts, KeptAudit, LedgerLook, OfferLook, OfferStill, OrderLook, Overdue, Recounted, Remedy,
+    Scope, Still,
 };
 use crate::ledger::{Counters, LedgerResult};
 
@@ -71,15 +72,34 @@ impl SqliteLedger {
         self.transact(Urgency::Settle, move |transaction| {
             let still = match find(transaction, id)? {
                 None => None,
-                Some(order) => {
-                    let stock = transaction
-                        .prepare_cached("select stock from offers where offer_id = ?1")?
-                        .query_row([order.offer.to_bytes()], |row| column::count(row, 0))?;
-                    let payments = payments::of_order(transaction, id)?;
-                    Some(Still { order, payments, stock, leaving: leaving_orders(transaction)? })
-                }
+                Some(order) => Some(Still { payments: payments::of_order(transaction, id)?, order }),
             };
             Ok(work(still))
+        })
+        .await
+    }
+
+    /// Lets `work` see an offer, and which of these orders of it are live, while nothing can change in the ledger.
+    /// Changes nothing.
+    pub async fn with_offer_still<T: Send + 'static>(
+        &self,
+        offer: OfferId,
+        orders: Vec<OrderId>,
+        work: impl FnOnce(Option<OfferStill>) -> T + Send + 'static,
+    ) -> LedgerResult<T> {
+        self.transact(Urgency::Settle, move |transaction| {
+            let counters = transaction
+                .prepare_cached("select stock, live_units from offers where offer_id = ?1")?
+                .query_row([offer.to_bytes()], |row| Ok((column::count(row, 0)?, column::count(row, 1)?)))
+                .optional()?;
+            let Some((stock, live_units)) = counters else { return Ok(work(None)) };
+            let mut live = Vec::with_capacity(orders.len());
+            for order in orders {
+                let found = find(transaction, order)?;
+                live.extend(found.filter(|order| order.offer == offer && order.status.holds_units));
+            }
+            let leaving = leaving_orders(transaction)?;
+            Ok(work(Some(OfferStill { stock, live_units, live, leaving })))
         })
         .await
     }
@@ -142,14 +162,21 @@ impl SqliteLedger {
         .await
     }
 
-    /// Drops a webhook's deliveries of events that are no longer kept. Again is harmless.
-    pub async fn drop_deliveries_without_event(&self, id: WebhookId) -> LedgerResult<()> {
+    /// Drops a webhook's deliveries of events that are no longer kept. What stood behind them is due now. Again is
+    /// harmless.
+    pub async fn drop_deliveries_without_event(&self, id: WebhookId, now: UnixMs) -> LedgerResult<()> {
         self.transact(Urgency::Settle, move |transaction| {
-            transaction.execute(
-                "delete from deliveries where webhook_no = (select webhook_no from webhooks where webhook_id = ?1)
-                 and not exists (select 1 from events where events.event_no = deliveries.event_no)",
-                [id.to_bytes()],
-            )?;
+            let dropped: BTreeSet<(i64, i64)> = transaction
+                .prepare_cached(
+                    "delete from deliveries where webhook_no = (select webhook_no from webhooks where webhook_id = ?1)
+                     and not exists (select 1 from events where events.event_no = deliveries.event_no)
+                     returning webhook_no, track",
+                )?
+                .query_map([id.to_bytes()], |row| Ok((row.get(0)?, row.get(1)?)))?
+                .collect::<Result<_, _>>()?;
+            for (webhook_no, track) in dropped {
+                set_head(transaction, webhook_no, track, now)?;
+            }
             Ok(())
         })
         .await
@@ -159,6 +186,11 @@ impl SqliteLedger {
     pub async fn keep_audit(&self, audit: KeptAudit) -> LedgerResult<()> {
         self.transact(Urgency::Clerk, move |transaction| {
             let known = serde_json::Value::from(audit.known).to_string();
+            // Only the newest one is asked what is known.
+            transaction.execute(
+                "update audits set known = '[]' where audit_no = (select max(audit_no) from audits)",
+                [],
+            )?;
             transaction.execute(
                 "insert or replace into audits (audit_id, ended_at, clean, known, report) values (?1, ?2, ?3, ?4, ?5)",
                 params![audit.id.to_bytes(), audit.ended_at.0, audit.clean, known, audit.report],
@@ -280,7 +312,7 @@ struct Reader<'a> {
     offers: BTreeMap<i64, OfferCount>,
     /// Which events there must be: one number over all changes of all orders.
     told: Told,
-    doubts: Vec<Doubt>,
+    doubts: Doubts,
     orders: u64,
 }
 
@@ -311,7 +343,7 @@ impl<'a> Reader<'a> {
     fn new(connection: &'a Connection, scope: Scope, overdue: Option<Overdue>) -> rusqlite::Result<Self> {
         let offers = read_offers(connection, scope)?;
         let told = Told::default();
-        Ok(Self { connection, scope, overdue, offers, told, doubts: Vec::new(), orders: 0 })
+        Ok(Self { connection, scope, overdue, offers, told, doubts: Doubts::default(), orders: 0 })
     }
 
     fn read(mut self, visit: &mut impl FnMut(&OrderLook<'_>)) -> LedgerResult<LedgerLook> {

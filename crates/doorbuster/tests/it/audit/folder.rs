@@ -261,7 +261,6 @@ async fn check(folder: &Path, plant: &Plant, offer: &str) {
     assert_eq!(findings(&found), expected, "{}\n{:#?}", plant.sql, found.findings);
     assert!(!found.findings[0].repaired && found.findings[0].todo.is_some());
     let mends = plant.kind.mending() != Mending::Person;
-    // Two at once: one of them finds nothing, or both do the same.
     let repaired = look(folder, true).await;
     assert_eq!(findings(&repaired), expected, "{}", plant.sql);
     assert_eq!(repaired.findings[0].repaired, mends, "{}", plant.sql);

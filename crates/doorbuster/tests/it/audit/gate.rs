@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use doorbuster::app::{App, Workers, open};
+use doorbuster::auditor::cut::{Cut, confirm, sure};
+use doorbuster::auditor::mend::Mender;
 use doorbuster::clock::Clock;
 use doorbuster::gate::{Claimed, OfferGate, Release, Returned, SeedOrder, Try};
-use doorbuster::ledger::money::Names;
+use doorbuster::ledger::audit::Scope;
+use doorbuster::ledger::money::{Names, QueueIsDrained, Settled, Taken};
 use doorbuster::queue::Claim;
 use rules::audit::{Kind, Mending};
 use rules::id::{OfferId, OrderId};
@@ -32,6 +35,16 @@ fn gate_of(app: &TestApp, offer: &str) -> Arc<OfferGate> {
 fn seed<'a>(buyer: &'a str, order: OrderId, quantity: u32, app: &TestApp) -> SeedOrder<'a> {
     let pass_expires_at = app.app.clock.now().plus_s(300);
     SeedOrder { buyer, order, quantity, pass_expires_at, live: true }
+}
+
+/// The gate forgets a live order, and its units are neither held nor free.
+fn lose(app: &App, gate: &OfferGate, name: &str, order: OrderId) {
+    let release = Release { buyer: name, order, seq: 3, restock: false };
+    assert_eq!(app.gate.memory.release(gate, &release), Returned::Forgotten);
+}
+
+fn of_offer(offer: OfferId) -> Scope {
+    Scope { sale: None, offer: Some(offer) }
 }
 
 /// The gate is told that Ann's order ended, which it did not.
@@ -120,6 +133,119 @@ async fn every_discrepancy_of_the_gate_is_found_and_mended_or_named() {
     let offer = text(&sale["offers"][0], "id");
     check(&app, &offer, Kind::GateUnknownOffer, 4).await;
     app.buyer("ann").buy(&offer, 1, 202).await;
+}
+
+/// Tries to buy as fast as possible, under a new name each time, until told to stop; answers how often that was granted.
+async fn grab(app: Arc<App>, gate: Arc<OfferGate>, over: CancellationToken, crowd: u32) -> u32 {
+    let mut granted = 0;
+    for number in 0_u32.. {
+        if over.is_cancelled() {
+            break;
+        }
+        let name = format!("grabber {crowd}.{number}");
+        let now = app.clock.now();
+        let order = app.pass_keys.mint_order_id(&buyer(&name), now, rand::random());
+        let attempt = Try { buyer: &name, order, quantity: 1, pass_expires_at: now.plus_s(300) };
+        if let Claimed::Queued(_) = app.gate.claim(&gate, &attempt, now).await {
+            granted += 1;
+        }
+        tokio::task::yield_now().await;
+    }
+    granted
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_repair_gives_nobody_the_units_of_live_orders_that_the_gate_has_lost() {
+    let app = TestApp::with(&[SOON, ALONE]).await;
+    for _ in 0..5 {
+        let sale = app.open_sale(10).await;
+        let gate = gate_of(&app, sale.offer());
+        bought(&app, sale.offer(), "bystander", 5).await;
+        for name in ["cyd", "dan", "eve"] {
+            bought(&app, sale.offer(), name, 1).await;
+        }
+        for name in ["ann", "bob"] {
+            let order = bought(&app, sale.offer(), name, 1).await;
+            lose(&app.app, &gate, name, order);
+        }
+        let over = CancellationToken::new();
+        let crowd: Vec<_> = (0..3)
+            .map(|number| tokio::spawn(grab(Arc::clone(&app.app), Arc::clone(&gate), over.clone(), number)))
+            .collect();
+        let offer_id = Some(gate.offer);
+        let repaired = audit(&app, AuditRequest { repair: true, offer_id, sale_id: None }).await;
+        over.cancel();
+        let mut granted = 0;
+        for one in crowd {
+            granted += one.await.unwrap();
+        }
+        app.settled().await;
+        let kinds: Vec<Kind> = repaired.findings.iter().map(|finding| finding.kind).collect();
+        assert_eq!(kinds, [Kind::GateMissingOrder, Kind::GateMissingOrder, Kind::GateUnits]);
+        assert!(repaired.findings.iter().all(|finding| finding.repaired), "{:#?}", repaired.findings);
+        assert_eq!((granted, gate.free()), (0, 0), "all ten units are somebody's");
+        assert_eq!(app.app.metrics.ledger_refusals.get(), 0);
+        assert_eq!(findings(&audit(&app, AuditRequest { offer_id, ..AuditRequest::default() }).await), []);
+    }
+}
+
+/// What is proven is that the units do not add up; why not is not: the order changed between the two looks.
+#[tokio::test(flavor = "multi_thread")]
+async fn units_of_a_lost_order_that_changed_between_the_looks_stay_where_they_are() {
+    let app = TestApp::with(&[SOON, ALONE]).await;
+    let sale = app.open_sale(10).await;
+    let gate = gate_of(&app, sale.offer());
+    let order = bought(&app, sale.offer(), "ann", 2).await;
+    lose(&app.app, &gate, "ann", order);
+    let first = Cut::take(&app.app, of_offer(gate.offer)).await.unwrap();
+    pay(&app.app.ledger, order, "ann", 2, app.app.clock.now()).await;
+    let second = Cut::take(&app.app, of_offer(gate.offer)).await.unwrap();
+    let proven = sure(&app.app, confirm(&first.doubts, second.doubts)).await.unwrap();
+    let kinds: Vec<Kind> = proven.doubts.iter().map(|doubt| doubt.kind).collect();
+    assert_eq!(kinds, [Kind::GateUnits]);
+    // A third look finds nothing else; the repair goes by what the second one saw.
+    let mended = Mender(&app.app).mend_all(&proven).await;
+    assert_eq!((mended.keys.len(), gate.free()), (0, 8), "two of ten units are Ann's");
+    let request = |repair| AuditRequest { repair, ..AuditRequest::default() };
+    let repaired = audit(&app, request(true)).await;
+    assert!(repaired.findings.iter().all(|finding| finding.repaired), "{:#?}", repaired.findings);
+    assert_eq!(findings(&audit(&app, request(false)).await), []);
+    assert_eq!((gate.free(), app.app.gate.memory.live_order(&gate, "ann")), (8, Some(order)));
+}
+
+/// The gate cannot be told of a live order while it holds another one of its buyer.
+#[tokio::test(flavor = "multi_thread")]
+async fn units_of_a_lost_order_whose_place_is_taken_stay_where_they_are() {
+    let app = TestApp::with(&[SOON, ALONE]).await;
+    let sale = app.open_sale(10).await;
+    let gate = gate_of(&app, sale.offer());
+    let memory = &app.app.gate.memory;
+    let order = bought(&app, sale.offer(), "ann", 2).await;
+    lose(&app.app, &gate, "ann", order);
+    let now = app.app.clock.now();
+    let other = Claim {
+        order: OrderId(7),
+        offer: gate.offer,
+        buyer: buyer("ann"),
+        quantity: 1,
+        claimed_at: now,
+        pass_expires_at: now.plus_s(300),
+        revives: None,
+    };
+    app.app.gate.unrecorded.insert(&Arc::new(other));
+    assert!(memory.replay(&gate, &seed("ann", OrderId(7), 1, &app), None));
+    let repair = AuditRequest { repair: true, ..AuditRequest::default() };
+    let repaired = audit(&app, repair).await;
+    let found: Vec<(Kind, bool)> =
+        repaired.findings.iter().map(|found| (found.kind, found.repaired)).collect();
+    assert_eq!(found, [(Kind::GateMissingOrder, false), (Kind::GateUnits, false)]);
+    assert_eq!(gate.free(), 7, "two are Ann's, and one is on its way to her");
+
+    app.app.gate.unrecorded.remove(OrderId(7));
+    let repaired = audit(&app, repair).await;
+    assert_eq!(repaired.findings.len(), 3, "{:#?}", repaired.findings);
+    assert!(repaired.findings.iter().all(|finding| finding.repaired), "{:#?}", repaired.findings);
+    assert_eq!((gate.free(), memory.live_order(&gate, "ann")), (8, Some(order)));
 }
 
 /// An engine without the workers that close, decide and refund, on a folder with these sales; the clock stands still.
@@ -212,6 +338,32 @@ async fn what_the_workers_leave_undone_is_found() {
     app.ledger.refund_order(OrderId(12), true, clock.now()).await.unwrap();
     clock.advance(Duration::from_secs(3_601));
     idle.check(refunded, Kind::RefundStuck, 1).await;
+    let Idle { app, workers, .. } = idle;
+    workers.end(&app, Duration::from_secs(5)).await;
+}
+
+/// Late money took more than two looks to be recorded: what they saw is over by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_that_late_money_revives_after_the_last_look_is_no_finding() {
+    let (idle, offers) = Idle::with(1).await;
+    let (app, clock, scope) = (&idle.app, &idle.clock, of_offer(offers[0]));
+    idle.buy(offers[0], "ann", OrderId(20)).await;
+    clock.advance(Duration::from_secs(901));
+    let closed = app.ledger.close_due(clock.now(), 1, vec![]).await.unwrap().closed;
+    assert_eq!(closed.len(), 1, "in the ledger; the gate still holds its unit");
+    let first = Cut::take(app, scope).await.unwrap();
+    let second = Cut::take(app, scope).await.unwrap();
+    let proven = confirm(&first.doubts, second.doubts);
+    assert_eq!(proven.doubts.iter().map(|doubt| doubt.kind).collect::<Vec<_>>(), [Kind::GateEndedOrder]);
+    assert_eq!(sure(app, proven.clone()).await.unwrap().doubts, proven.doubts, "so far nobody paid");
+
+    let late = capture_notice("late", Names::Order(OrderId(20)), PRICE);
+    let taken = app.ledger.take_notice(late, clock.now()).await.unwrap();
+    let Taken::Capture(Settled::ReviveNeeded { payment, .. }) = taken else { panic!("{taken:?}") };
+    assert_eq!(sure(app, proven.clone()).await.unwrap().doubts, [], "money looks for a unit");
+    let revived = app.ledger.revive_alone(payment, QueueIsDrained, clock.now()).await.unwrap();
+    assert!(matches!(revived, Settled::Applied { .. }), "{revived:?}");
+    assert_eq!(sure(app, proven).await.unwrap().doubts, [], "money has found it");
     let Idle { app, workers, .. } = idle;
     workers.end(&app, Duration::from_secs(5)).await;
 }

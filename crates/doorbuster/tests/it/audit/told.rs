@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use testkit::process::{Program, Stream};
 
 use super::{audit, text};
-use crate::app::{ADMIN_KEY, TestApp, assert_code};
+use crate::app::{ADMIN_KEY, TestApp, assert_code, draft_between, with_manual_clock};
+use crate::operator_sales::eventually;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -124,6 +125,56 @@ async fn an_open_sale_is_audited_by_itself_and_once_after_its_end() {
     until("one after its end", &|audits| of_sale(audits) == 1).await;
     let audits = made().await;
     assert!(audits.iter().all(|audit| audit.clean == Some(true)), "{audits:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sale_that_closed_while_nobody_looked_is_audited_once_after_the_next_start() {
+    let (app, clock) = with_manual_clock(&["audit.every_s=0"]).await;
+    app.publish(draft_between(-60, 60, 10)).await;
+    let folder = app.stop().await;
+    clock.advance(Duration::from_secs(120));
+    let watched = ["audit.every_s=60", "audit.after_s=0"];
+    let app = TestApp::on(folder, clock.clone(), &watched).await;
+    let made = async |app: &TestApp| app.app.audits(None, 200).await.unwrap().0;
+    eventually("it is audited", async || !made(&app).await.is_empty()).await;
+    let first = made(&app).await;
+    assert_eq!((first.len(), first[0].clean), (1, Some(true)), "{first:#?}");
+
+    // The next start knows that: only what closed since is audited.
+    let app = TestApp::on(app.stop().await, clock.clone(), &watched).await;
+    let other = app.publish(draft_between(-60, 3_600, 10)).await;
+    let folder = app.stop().await;
+    clock.advance(Duration::from_secs(4_000));
+    let app = TestApp::on(folder, clock, &watched).await;
+    eventually("the other one is audited", async || made(&app).await.len() == 2).await;
+    assert_eq!(made(&app).await[0].sale_id.map(|id| id.to_string()), Some(other.id));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_gone_after_a_look_at_its_sale_alone_is_told_when_it_comes_back() {
+    let (app, offer) = broken().await;
+    let offer_id = Some(offer.parse().unwrap());
+    let gate = app.app.gate.memory.offer(offer.parse().unwrap()).unwrap();
+    audit(&app, AuditRequest::default()).await;
+    audit(&app, AuditRequest { repair: true, offer_id, sale_id: None }).await;
+    assert_eq!(audit(&app, AuditRequest { offer_id, ..AuditRequest::default() }).await.clean, Some(true));
+    app.app.gate.memory.surrender(&gate, 1).unwrap();
+    audit(&app, AuditRequest::default()).await;
+    let events = app.app.ledger.events_after(0, 10_000).await.unwrap();
+    assert_eq!(events.iter().filter(|event| event.kind == "audit.finding").count(), 2);
+}
+
+/// Only the newest audit must know what it found: a thousand lists of the same would fill the ledger.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_older_audit_keeps_its_report_alone() {
+    let (app, _) = broken().await;
+    for _ in 0..3 {
+        audit(&app, AuditRequest::default()).await;
+    }
+    let file = rusqlite::Connection::open(app.app.settings.ledger_path()).unwrap();
+    let mut rows = file.prepare("select known = '[]' from audits order by audit_no").unwrap();
+    let empty: Vec<bool> = rows.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap();
+    assert_eq!(empty, [true, true, false]);
 }
 
 /// The binary as a script runs it: its exit code and what it says.

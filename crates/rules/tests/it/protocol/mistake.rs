@@ -19,6 +19,10 @@ pub enum Mistake {
     ReleaseOncePerOrder,
     /// A claim that is delivered again after its order has ended is released under a number of its own.
     ReleaseOnRedelivery,
+    /// The gate lets go of what an order holds by a release that is older than that.
+    EarlierReleaseCounts,
+    /// A claim for late money whose order has moved on and ended is taken for one that is recorded already.
+    TooLateLooksRecorded,
     /// The gate is rebuilt from the ledger alone.
     RebuildWithoutJournal,
     /// The rebuilt gate does not know which passes are spent.

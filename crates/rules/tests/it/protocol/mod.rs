@@ -26,6 +26,7 @@ fn one_unit() -> Protocol {
         crashes: 1,
         redeliveries: 0,
         refund_refusals: 0,
+        slow_workers: 0,
         mistake: None,
     }
 }
@@ -112,6 +113,30 @@ fn the_sale_ends_and_the_ledger_decides_alone() {
 }
 
 #[test]
+fn a_worker_looks_at_late_money_and_asks_the_gate_much_later() {
+    let protocol = Protocol { operator_refunds: true, slow_workers: 1, ..one_unit() };
+    holds(protocol, &[REVIVED, RESOLD, SECOND_RELEASE, ASKED_TOO_LATE]);
+}
+
+#[test]
+fn two_captures_and_workers_who_ask_the_gate_late() {
+    let captures = vec![capture_of(0), capture_of(0)];
+    holds(Protocol { captures, slow_workers: 2, ..one_unit() }, &[REVIVED, RESOLD, SECOND_CAPTURE]);
+}
+
+#[test]
+fn a_release_must_not_let_go_of_what_came_after_it() {
+    let protocol = one_unit();
+    is_refuted(&protocol, Mistake::EarlierReleaseCounts, &[UNITS_ADD_UP, NEVER_OVERSOLD]);
+}
+
+#[test]
+fn a_revival_that_comes_too_late_must_give_its_unit_back() {
+    let protocol = Protocol { operator_refunds: true, slow_workers: 1, ..one_unit() };
+    is_refuted(&protocol, Mistake::TooLateLooksRecorded, &[UNITS_ADD_UP, REST_IS_CLEAN]);
+}
+
+#[test]
 fn a_revival_must_go_through_the_gate() {
     let protocol = one_unit();
     is_refuted(&protocol, Mistake::ReviveWithoutGate, &[NEVER_OVERSOLD, UNITS_ADD_UP, LEDGER_AGREES]);
@@ -168,7 +193,7 @@ fn a_rebuild_must_count_the_journal() {
 #[test]
 fn a_rebuild_must_know_spent_passes() {
     let protocol = one_unit();
-    is_refuted(&protocol, Mistake::RebuildWithoutSpentPasses, &[UNITS_ADD_UP, REST_IS_CLEAN]);
+    is_refuted(&protocol, Mistake::RebuildWithoutSpentPasses, &[SPENT_STAYS_SPENT]);
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Gate, journal, ledger and provider of one offer, each step as one action. What must hold is in `promises`.
 //!
-//! The decisions are the production functions (`admit`, `readmit`, `next`, `settle`, `revival`, `due`). What is here
-//! besides is only who remembers what, and what a crash leaves of it. Every order has one unit; time is what the
+//! The decisions are the production functions (`admit`, `readmit`, `lets_go`, `next`, `settle`, `revival`, `due`). What is
+//! here besides is only who remembers what, and what a crash leaves of it. Every order has one unit; time is what the
 //! sweeper says it is.
 
-use rules::admission::{Door, Known, Verdict, admit, readmit};
+use rules::admission::{CLAIM_SEQ, Door, Known, Verdict, admit, lets_go, readmit};
 use rules::deadline::{self, Answer, Asked, Due, OnTheWay};
 use rules::id::OrderId;
 use rules::money::Money;
@@ -33,6 +33,8 @@ pub struct Protocol {
     pub crashes: u8,
     pub redeliveries: u8,
     pub refund_refusals: u8,
+    /// How often a worker sees that late money needs a unit, and asks the gate for one only later.
+    pub slow_workers: u8,
     pub mistake: Option<Mistake>,
 }
 
@@ -49,6 +51,8 @@ pub struct World {
     /// Granted, on its way to the journal, told to nobody.
     pub pending: Vec<Claim>,
     pub journal: Vec<Claim>,
+    /// Payments for which a worker is about to ask the gate, and the `seq` that their order had when it looked. Sorted.
+    pub looked: Vec<(usize, u32)>,
     /// Refusals of late money that a worker heard from the gate and has not written down. Sorted.
     pub heard: Vec<(usize, RefundReason)>,
     /// The ledger's orders.
@@ -65,6 +69,7 @@ pub struct World {
     pub crashes: u8,
     pub redeliveries: u8,
     pub refund_refusals: u8,
+    pub looks: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -72,6 +77,8 @@ pub struct Gate {
     pub free: usize,
     /// Buyer -> live order.
     pub live: Vec<Option<usize>>,
+    /// Order -> the `seq` at which it came to hold what it holds.
+    pub held_since: Vec<u32>,
     /// Orders whose pass is spent.
     pub spent: Vec<bool>,
 }
@@ -82,6 +89,14 @@ pub struct Claim {
     pub revives: Option<Revive>,
     /// It was recorded once, and the journal did not hear of it.
     pub delivered_again: bool,
+    /// The gate holds a unit for it.
+    pub holds: bool,
+}
+
+impl Claim {
+    fn new(order: usize, revives: Option<Revive>) -> Self {
+        Self { order, revives, delivered_again: false, holds: true }
+    }
 }
 
 /// What a claim for late money carries besides.
@@ -104,12 +119,16 @@ pub struct Payment {
     pub announced: bool,
 }
 
+/// What is released under one (order, seq): by the fact of that number, and by claims that found the order there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Release {
     pub order: usize,
     pub seq: u32,
-    pub at_gate: bool,
-    /// How often the gate counted its units as free again.
+    /// How often the gate will yet hear of it.
+    pub messages: u8,
+    /// Units that must come back under it.
+    pub owed: u8,
+    /// Units that the gate counted as free again.
     pub counted: u8,
 }
 
@@ -131,6 +150,7 @@ pub enum Action {
     RequestRefund(usize),
     RefuseRefund(usize),
     Redeliver,
+    Look(usize),
     EndSale,
     Crash,
     // What happens sooner or later.
@@ -139,6 +159,7 @@ pub enum Action {
     Deliver(usize),
     Tell { capture: usize, event: u8 },
     Settle(usize),
+    Ask(usize),
     WriteRefusal(usize),
     Deadline { order: usize, provider_answers: bool },
     StartRefund(usize),
@@ -167,8 +188,21 @@ impl World {
         self.journal.iter().filter(|claim| self.is_outstanding(claim))
     }
 
+    /// Units that the gate holds for claims.
+    pub fn granted(&self) -> usize {
+        self.pending.len() + self.journal.iter().filter(|claim| claim.holds).count()
+    }
+
+    /// Claims for late money that were granted although their order had moved on.
+    pub fn too_late(&self) -> impl Iterator<Item = &Claim> {
+        let late = |claim: &&Claim| claim.holds && claim.revives.is_some() && !self.is_outstanding(claim);
+        self.journal.iter().filter(late)
+    }
+
+    /// Units of which the gate has yet to hear that they are free.
     pub fn returning(&self) -> usize {
-        self.releases.iter().filter(|release| !release.at_gate).count()
+        let under_way = self.releases.iter().filter(|release| release.messages > 0);
+        under_way.map(|release| usize::from(release.owed.saturating_sub(release.counted))).sum()
     }
 
     pub fn payments_of(&self, order: usize) -> impl Iterator<Item = &Payment> {
@@ -181,14 +215,38 @@ impl World {
         let Ok(after) = before.next(event) else { return false };
         self.orders[order] = Some(after);
         if event.units().return_to_gate() {
-            self.release(order, after.seq);
+            self.release(order, after.seq, 1);
         }
         true
     }
 
-    fn release(&mut self, order: usize, seq: u32) {
-        self.releases.push(Release { order, seq, at_gate: false, counted: 0 });
+    /// A release sets out for the gate, with as many units.
+    fn release(&mut self, order: usize, seq: u32, units: u8) {
+        match self.released_as(order, seq) {
+            Some(release) => {
+                release.messages += 1;
+                release.owed += units;
+            }
+            None => self.releases.push(Release { order, seq, messages: 1, owed: units, counted: 0 }),
+        }
         self.releases.sort_unstable();
+    }
+
+    fn released_as(&mut self, order: usize, seq: u32) -> Option<&mut Release> {
+        self.releases.iter_mut().find(|release| release.order == order && release.seq == seq)
+    }
+
+    /// A unit came back under this number. If nothing is owed under it, the unit was that of a claim that came too late
+    /// and is about to be given back under a later one.
+    fn count(&mut self, order: usize, seq: u32) {
+        let owes = |release: &Release| release.order == order && release.owed > release.counted;
+        let under = |release: &Release| release.order == order && release.seq == seq;
+        let at = self.releases.iter().position(|release| owes(release) && under(release));
+        let at = at.or_else(|| self.releases.iter().rposition(owes));
+        let at = at.or_else(|| self.releases.iter().position(under));
+        if let Some(at) = at {
+            self.releases[at].counted += 1;
+        }
     }
 
     fn payment_event(&mut self, at: usize, event: Event) {
@@ -215,8 +273,8 @@ impl Protocol {
         let door = if world.sale_is_over { Door::Ended } else { Door::Open };
         let verdict = admit(known, door, small(world.gate.free), 1, || true);
         (verdict == Verdict::Granted).then(|| {
-            self.take(&mut world.gate, order);
-            world.pending.push(Claim { order, revives: None, delivered_again: false });
+            self.take(&mut world.gate, order, CLAIM_SEQ);
+            world.pending.push(Claim::new(order, None));
             world
         })
     }
@@ -230,30 +288,44 @@ impl Protocol {
         }
     }
 
-    fn take(&self, gate: &mut Gate, order: usize) {
+    fn take(&self, gate: &mut Gate, order: usize, held_since: u32) {
         gate.live[self.buyers[order]] = Some(order);
+        gate.held_since[order] = held_since;
         // Only a mistake takes what is not there; the promises say so.
         gate.free = gate.free.saturating_sub(1);
     }
 
+    /// The gate's rule: a release lets go of what the order came to hold before it, once that is durable.
+    fn let_go(&self, world: &mut World, order: usize, seq: u32) {
+        let gate = &mut world.gate;
+        let is_live = gate.live[self.buyers[order]] == Some(order);
+        let is_pending = world.pending.iter().any(|claim| claim.order == order);
+        let is_older = lets_go(seq, gate.held_since[order]) || self.errs(Mistake::EarlierReleaseCounts);
+        if !is_live || is_pending || !is_older {
+            return;
+        }
+        gate.live[self.buyers[order]] = None;
+        gate.held_since[order] = CLAIM_SEQ;
+        gate.spent[order] = true;
+        gate.free += 1;
+        // Whose unit it was, for the books.
+        match world.journal.iter_mut().find(|claim| claim.order == order && claim.holds) {
+            Some(claim) => claim.holds = false,
+            None => world.count(order, seq),
+        }
+    }
+
     /// A release reaches the gate, perhaps not for the first time.
     fn deliver(&self, mut world: World, at: usize) -> Option<World> {
-        let Release { order, at_gate, .. } = world.releases[at];
-        if at_gate {
+        let Release { order, seq, messages, .. } = world.releases[at];
+        if messages == 0 {
             return None;
         }
-        let known_by_order = world.releases.iter().any(|release| release.order == order && release.at_gate);
-        world.releases[at].at_gate = true;
-        if self.errs(Mistake::ReleaseOncePerOrder) && known_by_order {
-            return Some(world);
-        }
-        world.releases[at].counted += 1;
-        let gate = &mut world.gate;
-        gate.free += 1;
-        gate.spent[order] = true;
-        let slot = &mut gate.live[self.buyers[order]];
-        if *slot == Some(order) {
-            *slot = None;
+        let known_by_order =
+            world.releases.iter().any(|release| release.order == order && release.counted > 0);
+        world.releases[at].messages -= 1;
+        if !(self.errs(Mistake::ReleaseOncePerOrder) && known_by_order) {
+            self.let_go(&mut world, order, seq);
         }
         Some(world)
     }
@@ -262,32 +334,41 @@ impl Protocol {
     fn crash(&self, mut world: World) -> World {
         world.crashes += 1;
         world.pending.clear();
+        world.looked.clear();
         world.heard.clear();
         let mut gate = self.empty_gate();
         for (order, version) in world.orders.iter().enumerate() {
             let Some(version) = version else { continue };
             if version.status.holds_units {
-                self.take(&mut gate, order);
+                self.take(&mut gate, order, CLAIM_SEQ);
             } else {
                 gate.spent[order] = !self.errs(Mistake::RebuildWithoutSpentPasses);
             }
         }
-        if !self.errs(Mistake::RebuildWithoutJournal) {
-            for claim in world.outstanding() {
-                self.take(&mut gate, claim.order);
+        let outstanding: Vec<bool> = world.journal.iter().map(|claim| world.is_outstanding(claim)).collect();
+        for (claim, outstanding) in world.journal.iter_mut().zip(outstanding) {
+            claim.holds = outstanding;
+            if outstanding && !self.errs(Mistake::RebuildWithoutJournal) {
+                let held_since = claim.revives.map_or(CLAIM_SEQ, |revive| revive.closing_seq);
+                self.take(&mut gate, claim.order, held_since);
             }
         }
         world.gate = gate;
         for release in &mut world.releases {
-            release.counted = release.counted.max(1);
-            release.at_gate = !self.errs(Mistake::ReleaseAgainAfterCrash);
+            release.counted = release.owed;
+            release.messages = u8::from(self.errs(Mistake::ReleaseAgainAfterCrash));
         }
         world
     }
 
     fn empty_gate(&self) -> Gate {
         let buyers = self.buyers.iter().max().map_or(0, |most| most + 1);
-        Gate { free: self.stock, live: vec![None; buyers], spent: vec![false; self.buyers.len()] }
+        Gate {
+            free: self.stock,
+            live: vec![None; buyers],
+            held_since: vec![CLAIM_SEQ; self.buyers.len()],
+            spent: vec![false; self.buyers.len()],
+        }
     }
 
     // Journal and clerk.
@@ -310,23 +391,31 @@ impl Protocol {
         let claim = world.journal[0];
         self.record_claim(&mut world, claim);
         world.journal[0].delivered_again = true;
+        world.journal[0].holds = false;
         world
     }
 
     fn record_claim(&self, world: &mut World, claim: Claim) {
         match claim.revives {
-            None => self.record_order(world, claim.order),
-            Some(revive) => self.record_revival(world, claim.order, revive),
+            None => self.record_order(world, claim),
+            Some(revive) => self.record_revival(world, claim, revive),
         }
     }
 
-    fn record_order(&self, world: &mut World, order: usize) {
-        if let Some(Version { status, seq }) = world.orders[order] {
-            // A repeat. If the order has ended, its end has released the units.
-            if self.errs(Mistake::ReleaseOnRedelivery) && !status.holds_units {
-                world.release(order, seq + 100);
-            }
-            return;
+    /// A claim whose order was dealt with before. If that lives, the claim's units are its own; if it has ended, they are
+    /// nobody's.
+    fn repeat(&self, world: &mut World, claim: Claim) {
+        let Some(Version { status, seq }) = world.orders[claim.order] else { return };
+        if !status.holds_units {
+            let own_number = self.errs(Mistake::ReleaseOnRedelivery);
+            world.release(claim.order, if own_number { seq + 100 } else { seq }, u8::from(claim.holds));
+        }
+    }
+
+    fn record_order(&self, world: &mut World, claim: Claim) {
+        let order = claim.order;
+        if world.orders[order].is_some() {
+            return self.repeat(world, claim);
         }
         let event = match self.obstacle(world, order) {
             None => OrderEvent::Recorded,
@@ -336,7 +425,8 @@ impl Protocol {
         assert!(world.order_event(order, event));
     }
 
-    fn record_revival(&self, world: &mut World, order: usize, Revive { payment, closing_seq }: Revive) {
+    fn record_revival(&self, world: &mut World, claim: Claim, Revive { payment, closing_seq }: Revive) {
+        let order = claim.order;
         let obstacle = self.obstacle(world, order).map(|reason| match reason {
             Reason::OtherLive => RefundReason::OtherLive,
             _ => RefundReason::NoUnitLeft,
@@ -344,7 +434,8 @@ impl Protocol {
         let version = world.orders[order].expect("what revives was recorded once");
         let status = world.payments[payment].status;
         match payment::record_revival(version, closing_seq, status, obstacle) {
-            RevivalRecord::Repeat => {}
+            RevivalRecord::Repeat if self.errs(Mistake::TooLateLooksRecorded) => {}
+            RevivalRecord::Repeat => self.repeat(world, claim),
             RevivalRecord::Revived if world.order_event(order, OrderEvent::Revived) => {
                 world.payment_event(payment, Event::Applied);
             }
@@ -439,25 +530,56 @@ impl Protocol {
         }
     }
 
-    fn settle(&self, mut world: World, at: usize) -> Option<World> {
-        let Payment { order, told_by: Some(told_by), status, .. } = world.payments[at] else { return None };
-        if status.state != payment::State::Captured {
-            return None;
-        }
+    /// What the money means by now; `None` if that is decided.
+    fn settlement(&self, world: &World, at: usize) -> Option<Settlement> {
+        let Payment { order, told_by, status, .. } = world.payments[at];
+        let told_by = told_by.filter(|_| status.state == payment::State::Captured)?;
         let whole = self.captures[told_by.0].whole_amount;
         let capture = payment::Capture { key: self.key(told_by), money: money(if whole { 100 } else { 99 }) };
-        match payment::settle(self.subject(&world, order), &self.siblings(&world, order), &capture) {
+        Some(payment::settle(self.subject(world, order), &self.siblings(world, order), &capture))
+    }
+
+    fn settle(&self, mut world: World, at: usize) -> Option<World> {
+        let order = world.payments[at].order;
+        match self.settlement(&world, at)? {
             Settlement::Apply => {
                 let applied = world.order_event(order, OrderEvent::PaymentApplied);
                 assert!(applied || self.errs(Mistake::ApplySecondCapture), "settle applies what can be paid");
                 world.payment_event(at, Event::Applied);
             }
-            Settlement::Revive => return self.revive(world, order, at),
+            Settlement::Revive => {
+                let closing_seq = world.orders[order]?.seq;
+                let after = self.revive(world.clone(), at, closing_seq)?;
+                return (after != world).then_some(after);
+            }
             Settlement::RefundDue(reason) => world.payment_event(at, Event::RefundDue(reason)),
             Settlement::Wait => return None,
             Settlement::Duplicate => panic!("an undecided capture is no duplicate"),
         }
         Some(world)
+    }
+
+    /// A worker sees that late money needs a unit, and then takes its time.
+    fn look(&self, mut world: World, at: usize) -> Option<World> {
+        if self.settlement(&world, at)? != Settlement::Revive {
+            return None;
+        }
+        let seq = world.orders[world.payments[at].order]?.seq;
+        world.looks += 1;
+        world.looked.push((at, seq));
+        world.looked.sort_unstable();
+        Some(world)
+    }
+
+    /// It asks the gate, whatever has become of order and money meanwhile.
+    fn ask(&self, mut world: World, looked: usize) -> Option<World> {
+        let (at, closing_seq) = world.looked.remove(looked);
+        match self.finder(&world) {
+            None => Some(world),
+            // The ledger alone looks again.
+            Some(Finder::Ledger) => Some(self.settle(world.clone(), at).unwrap_or(world)),
+            Some(Finder::Gate) => self.revive_by_gate(world, at, closing_seq),
+        }
     }
 
     fn subject(&self, world: &World, order: usize) -> Subject {
@@ -488,22 +610,27 @@ impl Protocol {
     }
 
     /// Late money looks for a unit: at the gate the closing's release first, then a claim like any other.
-    fn revive(&self, mut world: World, order: usize, at: usize) -> Option<World> {
-        let closing_seq = world.orders[order]?.seq;
+    fn revive(&self, mut world: World, at: usize, closing_seq: u32) -> Option<World> {
+        let order = world.payments[at].order;
         if self.errs(Mistake::ReviveWithoutGate) {
-            self.record_revival(&mut world, order, Revive { payment: at, closing_seq });
+            let revive = Revive { payment: at, closing_seq };
+            let claim = Claim { holds: false, ..Claim::new(order, Some(revive)) };
+            self.record_revival(&mut world, claim, revive);
             return Some(world);
         }
+        match self.finder(&world)? {
+            Finder::Gate => self.revive_by_gate(world, at, closing_seq),
+            Finder::Ledger => Some(self.revive_by_ledger(world, order, at)),
+        }
+    }
+
+    fn finder(&self, world: &World) -> Option<Finder> {
         let queue_is_drained = world.pending.is_empty() && world.journal.is_empty();
-        let scene = payment::Scene {
+        payment::finder(payment::Scene {
             gate_is_open: !world.sale_is_over,
             sale_is_over: world.sale_is_over,
             queue_is_drained: queue_is_drained || self.errs(Mistake::LedgerDecidesTooEarly),
-        };
-        match payment::finder(scene)? {
-            Finder::Gate => self.revive_by_gate(world, order, at),
-            Finder::Ledger => Some(self.revive_by_ledger(world, order, at)),
-        }
+        })
     }
 
     /// One transaction: the ledger has the numbers, and nobody else has a word in it.
@@ -524,34 +651,38 @@ impl Protocol {
         world
     }
 
-    fn revive_by_gate(&self, mut world: World, order: usize, at: usize) -> Option<World> {
-        let before = world.clone();
-        let undelivered = |world: &World| world.releases.iter().position(|r| r.order == order && !r.at_gate);
-        while let Some(closing) = undelivered(&world).filter(|_| !self.errs(Mistake::ReviveBeforeRelease)) {
-            world = self.deliver(world, closing)?;
+    /// `None`: a grant of the buyer is not durable yet, and the worker waits for it.
+    fn revive_by_gate(&self, mut world: World, at: usize, closing_seq: u32) -> Option<World> {
+        let order = world.payments[at].order;
+        if world.pending.iter().any(|claim| self.buyers[claim.order] == self.buyers[order]) {
+            return None;
         }
-        let revives = Some(Revive { payment: at, closing_seq: world.orders[order]?.seq });
-        let claim = Claim { order, revives, delivered_again: false };
+        if !self.errs(Mistake::ReviveBeforeRelease) {
+            self.let_go(&mut world, order, closing_seq);
+        }
+        let claim = Claim::new(order, Some(Revive { payment: at, closing_seq }));
         let verdict = self.readmit(&world.gate, order);
         match payment::revival(verdict, Finder::Gate) {
             Revival::Claimed if verdict == Verdict::Granted => {
-                self.take(&mut world.gate, order);
+                self.take(&mut world.gate, order, closing_seq);
                 world.pending.push(claim);
             }
             Revival::Claimed => {
-                let under_way = world.pending.contains(&claim) || world.journal.contains(&claim);
+                let under_way = world.journal.contains(&claim);
                 if self.errs(Mistake::ReviveBeforeRelease) && !under_way {
                     world.pending.push(claim);
                 }
             }
             Revival::Wait => {}
-            Revival::RefundDue(reason) if !world.heard.contains(&(at, reason)) => {
-                world.heard.push((at, reason));
-                world.heard.sort_unstable();
+            Revival::RefundDue(reason) => {
+                let undecided = world.payments[at].status.state == payment::State::Captured;
+                if undecided && !world.heard.contains(&(at, reason)) {
+                    world.heard.push((at, reason));
+                    world.heard.sort_unstable();
+                }
             }
-            Revival::RefundDue(_) => {}
         }
-        (world != before).then_some(world)
+        Some(world)
     }
 
     /// The worker that heard the gate's refusal writes it down, however much later.
@@ -651,7 +782,8 @@ impl Protocol {
         if status.is_the_orders() {
             assert!(world.order_event(order, OrderEvent::RefundDone));
             if self.errs(Mistake::RefundStrandsUnits) {
-                world.releases.retain(|release| release.order != order || release.at_gate);
+                let fact = world.orders[order]?.seq;
+                world.releases.retain(|release| release.order != order || release.seq != fact);
             }
         }
         Some(world)
@@ -692,6 +824,9 @@ impl Protocol {
         if fresh && world.redeliveries < self.redeliveries {
             actions.push(Action::Redeliver);
         }
+        if world.looks < self.slow_workers {
+            actions.extend((0..world.payments.len()).map(Action::Look));
+        }
         if self.sale_ends && !world.sale_is_over {
             actions.push(Action::EndSale);
         }
@@ -711,6 +846,7 @@ impl Protocol {
         for capture in 0..self.captures.len() {
             actions.extend((0..self.events_per_capture).map(|event| Action::Tell { capture, event }));
         }
+        actions.extend((0..world.looked.len()).map(Action::Ask));
         actions.extend((0..world.heard.len()).map(Action::WriteRefusal));
         for at in 0..world.payments.len() {
             actions.extend([Action::Settle(at), Action::StartRefund(at)]);
@@ -733,6 +869,7 @@ impl Protocol {
             Action::RequestRefund(order) => Self::request_refund(world, order),
             Action::RefuseRefund(payment) => Self::refuse_refund(world, payment),
             Action::Redeliver => Some(self.redeliver(world)),
+            Action::Look(payment) => self.look(world, payment),
             Action::EndSale => Some(World { sale_is_over: true, ..world }),
             Action::Crash => Some(self.crash(world)),
             Action::Append => Some(Self::append(world)),
@@ -740,6 +877,7 @@ impl Protocol {
             Action::Deliver(release) => self.deliver(world, release),
             Action::Tell { capture, event } => self.tell(world, capture, event),
             Action::Settle(payment) => self.settle(world, payment),
+            Action::Ask(looked) => self.ask(world, looked),
             Action::WriteRefusal(at) => Some(Self::write_refusal(world, at)),
             Action::Deadline { order, provider_answers } => self.deadline(world, order, provider_answers),
             Action::StartRefund(payment) => Self::start_refund(world, payment),
@@ -773,8 +911,8 @@ fn money(amount: i64) -> Money {
 }
 
 /// Grows with every step. So there is no way round in circles: whoever only goes on comes to rest.
-fn progress(world: &World) -> usize {
-    let claim = |claim: &Claim| if claim.delivered_again { 0 } else { 12 };
+fn progress(world: &World) -> i64 {
+    let count = |count: usize| i64::try_from(count).unwrap();
     let payment = |payment: &Payment| match payment.status.state {
         payment::State::Started => 1,
         payment::State::Closed => 2,
@@ -785,24 +923,32 @@ fn progress(world: &World) -> usize {
         payment::State::Refunded => 33,
     };
     let at_provider = |provider: &AtProvider| {
-        usize::from(provider.captured) + usize::from(provider.told) + usize::from(provider.refunds)
+        i64::from(provider.captured) + i64::from(provider.told) + i64::from(provider.refunds)
     };
-    let at_gate = |release: &Release| usize::from(release.at_gate) + usize::from(release.counted);
-    let seqs: usize = world.orders.iter().flatten().map(|version| version.seq as usize * 30).sum();
+    // A claim that will change its order weighs less than that change. One that comes too late changes nothing: it is
+    // paid for by the look, and less and less is left of it.
+    let waits = |claim: &Claim, fresh: i64, late: i64| match claim {
+        Claim { delivered_again: true, .. } => 0,
+        claim if world.is_outstanding(claim) => fresh,
+        _ => late,
+    };
+    let at_gate = |release: &Release| i64::from(release.counted) - i64::from(release.messages);
+    let seqs: i64 = world.orders.iter().flatten().map(|version| i64::from(version.seq) * 30).sum();
     // A claim that was delivered again weighs nothing in the journal, so leaving it changes nothing: its
     // leaving is counted by what is left to deliver.
     let again = world.journal.iter().filter(|claim| claim.delivered_again).count();
-    usize::from(world.crashes) * 100_000
-        + usize::from(world.refund_refusals) * 100
-        + usize::from(world.sale_is_over)
-        + (usize::from(world.redeliveries) * 2 - again)
+    i64::from(world.crashes) * 100_000 + i64::from(world.looks) * 200 - count(world.looked.len()) * 100
+        + i64::from(world.refund_refusals) * 100
+        + i64::from(world.sale_is_over)
+        + i64::from(world.redeliveries) * 4
+        - count(again) * 3
         + seqs
-        + world.heard.len()
-        + world.pending.len() * 11
-        + world.journal.iter().map(claim).sum::<usize>()
-        + world.payments.iter().map(payment).sum::<usize>()
-        + world.releases.iter().map(at_gate).sum::<usize>()
-        + world.provider.iter().map(at_provider).sum::<usize>()
+        + count(world.heard.len())
+        + world.pending.iter().map(|claim| waits(claim, 11, -6)).sum::<i64>()
+        + world.journal.iter().map(|claim| waits(claim, 12, -3)).sum::<i64>()
+        + world.payments.iter().map(payment).sum::<i64>()
+        + world.releases.iter().map(at_gate).sum::<i64>()
+        + world.provider.iter().map(at_provider).sum::<i64>()
 }
 
 impl Model for Protocol {
@@ -814,6 +960,7 @@ impl Model for Protocol {
             gate: self.empty_gate(),
             pending: Vec::new(),
             journal: Vec::new(),
+            looked: Vec::new(),
             heard: Vec::new(),
             orders: vec![None; self.buyers.len()],
             payments: Vec::new(),
@@ -824,6 +971,7 @@ impl Model for Protocol {
             crashes: 0,
             redeliveries: 0,
             refund_refusals: 0,
+            looks: 0,
         }]
     }
 

@@ -11,12 +11,13 @@ use super::model::{AtProvider, Payment, Protocol, World, id};
 
 pub const NEVER_OVERSOLD: &str = "what is live or durably granted is never more than the stock";
 pub const UNITS_ADD_UP: &str = "free + granted + live + returning units are the stock";
-pub const RELEASED_ONCE: &str = "the units of an (order, seq) are counted as free at most once";
+pub const RELEASED_ONCE: &str = "what is released under an (order, seq) is counted as free at most once";
 pub const LEDGER_AGREES: &str = "the ledger never refuses what the gate granted";
 pub const ONE_LIVE_ORDER: &str = "a buyer has at most one live order";
 pub const MONEY_ENDS_ONCE: &str = "a capture is decided at most once and given back at most once";
 pub const MONEY_FITS_ORDERS: &str = "an order has the payment that its state says, and no other";
 pub const IN_TIME_IS_IN_TIME: &str = "money written down before the order ended pays it";
+pub const SPENT_STAYS_SPENT: &str = "no pass is claimed with again once its order is recorded";
 pub const REST_IS_CLEAN: &str = "at rest all money and all units are where they belong";
 
 pub const REVIVED: &str = "late money revives an order";
@@ -32,6 +33,7 @@ pub const CLOSED_PAYMENT_CAPTURED: &str = "a payment that was closed is captured
 pub const BY_THE_LEDGER: &str = "late money after the sale is given its unit by the ledger";
 pub const AFTER_THE_SALE: &str = "late money after the sale finds no unit";
 pub const REFUSED_IN_VAIN: &str = "a unit comes back while a worker writes down that there is none";
+pub const ASKED_TOO_LATE: &str = "a worker asks the gate for an order that has moved on, and is given a unit";
 pub const REFUND_RETRIED: &str = "a refund that was refused is done in the end";
 
 pub fn all() -> Vec<Property<Protocol>> {
@@ -46,13 +48,12 @@ fn promises() -> Vec<Property<Protocol>> {
             world.live_units() + world.outstanding().count() <= model.stock
         }),
         Property::always(UNITS_ADD_UP, |model, world: &World| {
-            let granted = world.pending.len() + world.outstanding().count();
-            let sum = world.gate.free + granted + world.live_units() + world.returning();
+            let sum = world.gate.free + world.granted() + world.live_units() + world.returning();
             // A gate that nobody asks any more is not told of everything.
             sum == model.stock || world.sale_is_over
         }),
         Property::always(RELEASED_ONCE, |_, world: &World| {
-            world.releases.iter().all(|release| release.counted <= 1)
+            world.releases.iter().all(|release| release.counted <= release.owed)
         }),
         Property::always(LEDGER_AGREES, |_, world: &World| !world.ledger_refused),
         Property::always(ONE_LIVE_ORDER, one_live_order),
@@ -64,6 +65,12 @@ fn promises() -> Vec<Property<Protocol>> {
         }),
         Property::always(IN_TIME_IS_IN_TIME, |_, world: &World| {
             world.payments.iter().all(|payment| !payment.in_time || !is_wronged(world, payment))
+        }),
+        Property::always(SPENT_STAYS_SPENT, |_, world: &World| {
+            let mut claims = world.pending.iter().chain(&world.journal);
+            claims.all(|claim| {
+                claim.revives.is_some() || claim.delivered_again || world.orders[claim.order].is_none()
+            })
         }),
         Property::always(REST_IS_CLEAN, |model, world: &World| {
             is_clean(model, world) || !model.is_at_rest(world)
@@ -178,13 +185,14 @@ fn witnesses() -> Vec<Property<Protocol>> {
         Property::sometimes(BY_THE_LEDGER, |_, world: &World| {
             let revived = |order| world.state(order) == Some(order::State::Paid);
             world.sale_is_over
-                && world.releases.iter().any(|release| revived(release.order) && !release.at_gate)
+                && world.releases.iter().any(|release| revived(release.order) && release.messages > 0)
         }),
         Property::sometimes(AFTER_THE_SALE, |_, world: &World| gone_back(world, RefundReason::SaleEnded)),
         Property::sometimes(REFUSED_IN_VAIN, |_, world: &World| {
             let decided = |p: usize| world.payments[p].status.state > payment::State::Captured;
             world.outstanding().any(|claim| claim.revives.is_some_and(|revive| decided(revive.payment)))
         }),
+        Property::sometimes(ASKED_TOO_LATE, |_, world: &World| world.too_late().next().is_some()),
         Property::sometimes(REFUND_RETRIED, |_, world: &World| {
             world.refund_refusals > 0
                 && world.payments.iter().any(|p| p.status.state == payment::State::Refunded)
