@@ -61,6 +61,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0006_marks.sql"),
     include_str!("../../../migrations/sqlite/0007_broker.sql"),
     include_str!("../../../migrations/sqlite/0008_audits.sql"),
+    include_str!("../../../migrations/sqlite/0009_refunds.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.

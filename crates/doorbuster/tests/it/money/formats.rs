@@ -14,6 +14,7 @@ use super::*;
 struct Vectors {
     now_ms: i64,
     payment_id: String,
+    shop: String,
     settings: serde_json::Map<String, Value>,
     notifications: Vec<Notification>,
 }
@@ -36,8 +37,23 @@ impl Notification {
     }
 
     async fn send(&self, app: &TestApp) -> (u16, String) {
+        self.send_as(app, self.headers(), self.body.clone()).await
+    }
+
+    /// The same for the shop that this server is, which Stripe's carry: signed again.
+    async fn send_to_shop(&self, app: &TestApp, vectors: &Vectors) -> (u16, String) {
+        if self.provider != "stripe" {
+            return self.send(app).await;
+        }
+        let body = self.body.replace(&vectors.shop, &shop_of(app));
+        let secret = vectors.settings["stripe"]["webhook_secrets"][0].as_str().unwrap();
+        let headers = stripe_signature(secret, &body, UnixMs(vectors.now_ms));
+        self.send_as(app, headers, body).await
+    }
+
+    async fn send_as(&self, app: &TestApp, headers: HeaderMap, body: String) -> (u16, String) {
         let path = format!("/api/v1/payments/{}/callback", self.provider);
-        let request = app.client.post(app.url(&path)).headers(self.headers()).body(self.body.clone());
+        let request = app.client.post(app.url(&path)).headers(headers).body(body);
         let response = request.send().await.unwrap();
         (response.status().as_u16(), response.text().await.unwrap())
     }
@@ -49,6 +65,10 @@ fn vectors() -> Vectors {
 
 /// A server with all three providers, at the moment of the vectors.
 async fn open(vectors: &Vectors) -> TestApp {
+    open_with(vectors, &[]).await
+}
+
+async fn open_with(vectors: &Vectors, more: &[String]) -> TestApp {
     let text = |value: &Value| match value {
         Value::Array(all) => all.iter().map(|one| one.as_str().unwrap()).collect::<Vec<_>>().join(","),
         one => one.as_str().unwrap().to_owned(),
@@ -58,7 +78,7 @@ async fn open(vectors: &Vectors) -> TestApp {
         let settings = settings.as_object().unwrap().iter();
         overrides.extend(settings.map(|(key, value)| format!("payment.{provider}.{key}={}", text(value))));
     }
-    let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
+    let overrides: Vec<&str> = overrides.iter().chain(more).map(String::as_str).collect();
     let clock = Clock::manual(UnixMs(vectors.now_ms));
     TestApp::on(tempfile::tempdir().unwrap(), clock, &overrides).await
 }
@@ -128,7 +148,7 @@ async fn a_payment_of_each_provider_pays_its_order_once() {
             all.find(|one| one.provider == provider && one.name == name).unwrap()
         };
         for _ in 0..3 {
-            assert_eq!(find("a payment").send(&app).await.0, 200);
+            assert_eq!(find("a payment").send_to_shop(&app, &vectors).await.0, 200);
         }
         let paid = becomes(&ann, &id, "paid").await;
         assert_eq!(paid["payment_id"], json!(vectors.payment_id), "{provider}");
@@ -142,4 +162,61 @@ async fn a_payment_of_each_provider_pays_its_order_once() {
         }
         assert_eq!(states(&app, &id).await, [plain("applied")], "{provider}");
     }
+}
+
+/// An answer as WeChat Pay signs it.
+fn signed_by_wechat(vectors: &Vectors, body: &Value) -> Response {
+    use aws_lc_rs::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    let pem = include_str!("../../vectors/payments/keys/test-only-wechat-platform-current.pem");
+    let der: String = pem.lines().filter(|line| !line.starts_with("-----")).collect();
+    let key = RsaKeyPair::from_pkcs8(&STANDARD.decode(der).unwrap()).unwrap();
+    let (time, body) = ((vectors.now_ms / 1_000).to_string(), body.to_string());
+    let mut signature = vec![0; key.public_modulus_len()];
+    let random = aws_lc_rs::rand::SystemRandom::new();
+    key.sign(&RSA_PKCS1_SHA256, &random, format!("{time}\nn\n{body}\n").as_bytes(), &mut signature).unwrap();
+    let paid = vectors.notifications.iter().find(|it| it.provider == "wechat" && it.name == "a payment");
+    let serial = paid.unwrap().headers()["wechatpay-serial"].to_str().unwrap().to_owned();
+    let headers = [
+        ("wechatpay-timestamp", time),
+        ("wechatpay-nonce", "n".to_owned()),
+        ("wechatpay-signature", STANDARD.encode(signature)),
+        ("wechatpay-serial", serial),
+    ];
+    (headers, body).into_response()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refund_that_wechat_closed_is_asked_for_again_under_a_new_number() {
+    let vectors = Arc::new(vectors());
+    let numbers: Arc<Mutex<Vec<String>>> = Arc::default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("payment.wechat.url=http://{}", listener.local_addr().unwrap());
+    let refunds = {
+        let (vectors, numbers) = (Arc::clone(&vectors), Arc::clone(&numbers));
+        move |axum::Json(asked): axum::Json<Value>| {
+            let mut numbers = numbers.lock();
+            numbers.push(asked["out_refund_no"].as_str().unwrap().to_owned());
+            // It never says anything else of a number that it has closed.
+            let state = if numbers.last() == numbers.first() { "CLOSED" } else { "SUCCESS" };
+            let answer = signed_by_wechat(&vectors, &json!({"refund_id": "503", "status": state}));
+            async move { answer }
+        }
+    };
+    let router = axum::Router::new().route("/v3/refund/domestic/refunds", axum::routing::post(refunds));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+
+    let app = open_with(&vectors, &[url]).await;
+    let (ann, id) = awaited(&app, &vectors, "wechat").await;
+    let paid = vectors.notifications.iter().find(|it| it.provider == "wechat" && it.name == "a payment");
+    assert_eq!(paid.unwrap().send(&app).await.0, 200);
+    becomes(&ann, &id, "paid").await;
+    let refund = format!("/admin/v1/orders/{id}/refund");
+    app.operate("POST", &refund, None, 200).await;
+    becomes(&ann, &id, "refund_failed").await;
+    app.operate("POST", &refund, None, 200).await;
+    becomes(&ann, &id, "refunded").await;
+    let key = vectors.payment_id.clone();
+    assert_eq!(*numbers.lock(), [key.clone(), format!("{key}-1")]);
 }
