@@ -239,7 +239,7 @@ async fn money_for_nothing_we_know_goes_back(books: Books) {
         payment: payment.map(|id| PaymentId(id).to_string()),
         number: None,
     };
-    for nobodys in [None, Some(77)] {
+    for nobodys in [None, Some(88)] {
         let told = take(&books, Notice { event_id: "evt 3".into(), told: back(nobodys) }, NOW).await;
         assert!(matches!(told, Taken::UnknownCapture), "{told:?}");
     }

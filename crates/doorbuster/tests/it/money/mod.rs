@@ -272,8 +272,13 @@ impl StandIn {
         let event = json!({
             "id": id, "type": kind, "created": now.0 / 1_000, "livemode": false, "data": {"object": object},
         });
-        let body = event.to_string();
-        (stripe_signature(STRIPE_SECRET, &body, now), body)
+        let (body, time) = (event.to_string(), now.0 / 1_000);
+        let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, STRIPE_SECRET.as_bytes());
+        let tag = aws_lc_rs::hmac::sign(&key, format!("{time}.{body}").as_bytes());
+        let hex: String = tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut headers = HeaderMap::new();
+        headers.insert("stripe-signature", format!("t={time},v1={hex}").parse().unwrap());
+        (headers, body)
     }
 
     /// Stripe tells that a payment was captured.
@@ -290,17 +295,6 @@ impl StandIn {
         let (headers, body) = Self::event(event, kind, object, app.app.clock.now());
         deliver(app, "stripe", headers, body).await.0
     }
-}
-
-/// The header of a body that Stripe signed with this secret.
-pub fn stripe_signature(secret: &str, body: &str, now: UnixMs) -> HeaderMap {
-    let time = now.0 / 1_000;
-    let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, secret.as_bytes());
-    let tag = aws_lc_rs::hmac::sign(&key, format!("{time}.{body}").as_bytes());
-    let hex: String = tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut headers = HeaderMap::new();
-    headers.insert("stripe-signature", format!("t={time},v1={hex}").parse().unwrap());
-    headers
 }
 
 /// The shop as Stripe is told it.
