@@ -126,8 +126,8 @@ kinds! {
         "Money was captured, and for too long nobody has decided what it pays."
         "Repair decides it, if it can be decided. If it stays, the worker that decides captures does not work: read its log.";
     RefundStuck = "refund_stuck" One Person
-        "Money must go back, and for too long its provider was not asked."
-        "The worker for refunds does not work, or its provider is no longer in the settings: read its log.";
+        "Money must go back, and for too long its provider was not asked, or did not return it."
+        "Asked lately: look for the refund in the provider's console. Otherwise the worker for refunds does not work, or its provider is no longer in the settings: read its log.";
     StrikeWithoutLapse = "strike_without_lapse" One Lift
         "A buyer has a strike for an order that was not left unpaid."
         "Repair lifts it.";

@@ -105,7 +105,8 @@ pub fn fits(status: order::Status) -> bool {
 }
 
 /// Promise 6 for one order: a paid order has exactly one applied payment, a refund of it exactly one that is as far,
-/// and an order that was never paid has none.
+/// and an order that was never paid has none. A refunded order stays so when its provider fails after all: its payment
+/// goes back once more.
 #[must_use]
 pub fn check_money(money: &OrderMoney) -> Option<Violation> {
     use payment::State::{Applied, RefundDue, RefundFailed, Refunded, Refunding};
@@ -117,7 +118,7 @@ pub fn check_money(money: &OrderMoney) -> Option<Violation> {
         | order::State::Refused => &[],
         order::State::Paid => &[Applied],
         order::State::Refunding => &[RefundDue, Refunding],
-        order::State::Refunded => &[Refunded],
+        order::State::Refunded => &[Refunded, RefundFailed, Refunding],
         order::State::RefundFailed => &[RefundFailed],
     };
     let its_own = || payments.iter().filter(|payment| payment.is_the_orders());
@@ -197,12 +198,14 @@ mod tests {
         let check = |state, payments: &[Status]| {
             check_money(&OrderMoney { order: OrderId(1), state, payments: payments.to_vec() })
         };
-        let clean: [(order::State, &[Status]); 7] = [
+        let clean: [(order::State, &[Status]); 9] = [
             (order::State::AwaitingPayment, &[Status::STARTED, late]),
             (order::State::Paid, &[late, applied, Status::CAPTURED]),
             (order::State::Refunding, &[requested(State::RefundDue)]),
             (order::State::Refunding, &[requested(State::Refunding)]),
             (order::State::Refunded, &[requested(State::Refunded), late]),
+            (order::State::Refunded, &[requested(State::RefundFailed)]),
+            (order::State::Refunded, &[requested(State::Refunding)]),
             (order::State::RefundFailed, &[requested(State::RefundFailed)]),
             (order::State::Closed, &[late]),
         ];
@@ -216,7 +219,7 @@ mod tests {
             (order::State::Paid, &[applied, requested(State::Refunded)]),
             (order::State::AwaitingPayment, &[applied]),
             (order::State::Closed, &[requested(State::Refunded)]),
-            (order::State::Refunded, &[requested(State::RefundFailed)]),
+            (order::State::Refunded, &[requested(State::RefundDue)]),
         ];
         for (state, payments) in wrong {
             assert!(check(state, payments).is_some(), "{state:?} {payments:?}");

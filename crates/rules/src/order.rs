@@ -20,9 +20,10 @@ pub enum State {
     Refused,
     /// Money is on its way back. Then: `refunded` or `refund_failed`.
     Refunding,
-    /// Money is back. Final.
+    /// Money is back. Final: should the provider fail after all, that is the payment's matter.
     Refunded,
-    /// The provider would not give the money back. Then: `refunding`, when the operator tries again.
+    /// The provider would not give the money back. Then: `refunding`, when the operator tries again, or `refunded`, when
+    /// the provider gave it back after all.
     RefundFailed,
 }
 
@@ -256,7 +257,7 @@ pub fn next(status: Status, event: Event) -> Result<Status, IllegalTransition> {
         (State::Paid | State::RefundFailed, Event::RefundStarted) => {
             Ok(Status { state: State::Refunding, ..status })
         }
-        (State::Refunding, Event::RefundDone) => {
+        (State::Refunding | State::RefundFailed, Event::RefundDone) => {
             Ok(Status { state: State::Refunded, reason: None, holds_units: false })
         }
         (State::Refunding, Event::RefundFailed) => Ok(Status { state: State::RefundFailed, ..status }),
@@ -323,6 +324,7 @@ closed(timeout) + NotRevived -> closed(timeout) holds=false ClaimReturned
 refunding() + RefundDone -> refunded() holds=false Released
 refunding() + RefundFailed -> refund_failed() holds=true Unmoved
 refund_failed() + RefundStarted -> refunding() holds=true Unmoved
+refund_failed() + RefundDone -> refunded() holds=false Released
 ";
         assert_eq!(table, expected);
     }

@@ -29,11 +29,16 @@ pub enum State {
     /// The provider is asked to return it; asked again after a crash, with the same key. Then: `refunded` or
     /// `refund_failed`.
     Refunding,
-    /// It is back. Final.
+    /// It is back. Then, rarely: `refund_failed`, when the buyer's bank sends it back to the provider.
     Refunded,
-    /// The provider would not return it. Then: `refunding`, when the operator tries again.
+    /// The provider would not return it. Then: `refunding`, when the operator tries again, or `refunded`, when the
+    /// provider returned it after all.
     RefundFailed,
 }
+
+/// How long the provider may take to return money before somebody should look, in milliseconds: five days. Banks take up
+/// to three working days, and a weekend may lie in between.
+pub const REFUND_SLOW_MS: i64 = 5 * 24 * 3_600_000;
 
 impl State {
     pub const ALL: [Self; 8] = [
@@ -125,9 +130,9 @@ pub enum Event {
     RefundDue(RefundReason),
     /// The provider is asked, for the first time or again by the operator.
     RefundStarted,
-    /// The provider returned it.
+    /// The provider returned it, perhaps after it had given up.
     RefundDone,
-    /// The provider refused to return it.
+    /// The provider refused to return it, or could not after all.
     RefundFailed,
 }
 
@@ -187,8 +192,8 @@ pub fn next(status: Status, event: Event) -> Result<Status, IllegalTransition> {
         (State::Applied, Event::RefundDue(RefundReason::Requested)) => due(RefundReason::Requested),
 
         (State::RefundDue | State::RefundFailed, Event::RefundStarted) => to(State::Refunding),
-        (State::Refunding, Event::RefundDone) => to(State::Refunded),
-        (State::Refunding, Event::RefundFailed) => to(State::RefundFailed),
+        (State::Refunding | State::RefundFailed, Event::RefundDone) => to(State::Refunded),
+        (State::Refunding | State::Refunded, Event::RefundFailed) => to(State::RefundFailed),
 
         (State::Started | State::Closed | State::Captured | State::Applied, _)
         | (State::RefundDue | State::Refunding | State::Refunded | State::RefundFailed, _) => {

@@ -112,7 +112,7 @@ pub struct PaymentView {
     pub ended_at: Option<UnixMs>,
     /// Whether the units of a refunded order go back on sale.
     pub restock: bool,
-    /// How often the provider was asked to return the money.
+    /// How often the provider was asked to return the money since that began.
     pub attempts: u32,
     #[schema(value_type = Option<String>, format = DateTime)]
     pub next_try_at: Option<UnixMs>,

@@ -14,7 +14,7 @@ use super::{Settings, TelemetrySettings};
 use crate::edge::limits::ClientIp;
 use crate::outbox::endpoint::check_types;
 use crate::outbox::rabbit;
-use crate::payment::providers::Providers;
+use crate::payment::providers::{NO_SHOP, Providers};
 
 /// Something that must be changed before the product may start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,7 +173,7 @@ impl Settings {
         if self.public_url.as_ref().is_some_and(|url| !is_web(url) || url.contains(['?', '#'])) {
             problems.add("public_url", "must begin with https:// (or http://) and have no ? and no #.");
         }
-        match Providers::new(&self.payment) {
+        match Providers::new(&self.payment, &NO_SHOP) {
             Err(found) => problems.0.extend(found),
             Ok(providers) if providers.names().next().is_some() && self.public_url.is_none() => problems.add(
                 "public_url",
@@ -298,7 +298,7 @@ impl Settings {
             );
         }
         let has_real = |providers: Providers| providers.names().next().is_some();
-        if self.payment.sandbox && Providers::new(&self.payment).is_ok_and(has_real) {
+        if self.payment.sandbox && Providers::new(&self.payment, &NO_SHOP).is_ok_and(has_real) {
             warn(
                 "payment.sandbox",
                 "is on beside a real provider: whoever reaches a loopback listener, also through a proxy, can \"pay\" there.",

@@ -17,9 +17,9 @@ use super::extract::read_within;
 use super::openapi::problems;
 use super::refusal::{Answer, Refusal};
 use crate::app::App;
-use crate::ledger::LedgerError;
 use crate::payment::port::Name;
 use crate::payment::providers::{self, NOTIFICATION_BYTES_MAX, Outcome, ProviderName, RefusalCode};
+use crate::payment::till::Heeded;
 use crate::telemetry::metrics::CallbackOutcome;
 
 problems! {
@@ -59,13 +59,20 @@ pub async fn callback(
         }
     };
     match app.settle(heard).await {
-        Ok(()) => {
+        Ok(Heeded::Recorded) => {
             app.metrics.callbacks.inc(CallbackOutcome::Recorded);
             Ok(recorded(name))
         }
+        Ok(Heeded::TooEarly) => {
+            app.metrics.callbacks.inc(CallbackOutcome::TooEarly);
+            const SENTENCE: &str =
+                "It tells of the return of money that was not told of yet. Nothing happened; send it again.";
+            tracing::info!(provider, "a refund was told before its money; it is to be told again");
+            not_recorded(name, Refusal::detail(Code::Busy, SENTENCE))
+        }
         Err(error) => {
             app.metrics.callbacks.inc(CallbackOutcome::NotDurable);
-            not_durable(name, error)
+            not_recorded(name, error.into())
         }
     }
 }
@@ -96,8 +103,7 @@ fn refused(name: Name, refusal: &providers::Refusal) -> Answer {
     }
 }
 
-fn not_durable(name: Name, error: LedgerError) -> Answer {
-    let refusal = Refusal::from(error);
+fn not_recorded(name: Name, refusal: Refusal) -> Answer {
     match name {
         Name::Real(name @ (ProviderName::Alipay | ProviderName::Wechat)) => {
             Ok(reply(name, Outcome::NotDurable))

@@ -8,6 +8,7 @@ use rules::buyer::BuyerId;
 use rules::deadline::CALLBACK_AWAITED_FOR_MS;
 use rules::id::{AuditId, OfferId, OrderId, PaymentId, SaleId, WebhookId};
 use rules::order::Status;
+use rules::payment::REFUND_SLOW_MS;
 use rules::sale::SaleState;
 use rules::time::UnixMs;
 use rules::wire::AuditFinding;
@@ -46,6 +47,8 @@ pub struct Overdue {
     pub captured: UnixMs,
     /// Providers should have been asked for refunds that were due before this moment.
     pub refund: UnixMs,
+    /// Refunds that a provider has been at since before this moment should be done.
+    pub refunding: UnixMs,
 }
 
 impl Overdue {
@@ -62,6 +65,8 @@ impl Overdue {
             unpaid_while_paying: blames(before(patience.unpaid_s, CALLBACK_AWAITED_FOR_MS)),
             captured: blames(before(patience.captured_s, 0)),
             refund: blames(before(patience.refund_s, 0)),
+            // The worker has had time to ask again.
+            refunding: blames(before(patience.refund_s, 0)).min(now.plus_ms(-REFUND_SLOW_MS)),
         }
     }
 }

@@ -33,15 +33,85 @@ pub struct Payment {
     pub captured_at: Option<UnixMs>,
     /// When it was closed or refunded.
     pub ended_at: Option<UnixMs>,
-    /// The same for every time the provider is asked to return the money.
+    /// What the numbers of all its refunds begin with; see [`Payment::refund_number`].
     pub refund_key: String,
+    /// How many of them ended for good without returning the money.
+    pub refund_round: u32,
+    /// The provider's name of the present one, once it is told.
+    pub refund_ref: Option<String>,
     /// Whether the units of a refunded order go back on sale.
     pub restock: bool,
-    /// How often the provider was asked to return the money.
+    /// How often the provider was asked to return the money since that began.
     pub attempts: u32,
     pub next_try_at: Option<UnixMs>,
+    /// Since when the provider is being asked.
+    pub refunding_since: Option<UnixMs>,
+    /// How often in a row it gave no usable answer.
+    pub failures: u32,
+    /// When it was told that this takes too long.
+    pub slow_told_at: Option<UnixMs>,
     /// Why the provider did not return the money, the last time.
     pub problem: Option<String>,
+}
+
+/// Which of a payment's refunds a provider speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefundOf {
+    /// The one that is under way, or was the last.
+    Present,
+    /// One that ended for good before.
+    Earlier,
+    /// It names none of ours: somebody made it in the provider's console, or only a sum is told.
+    Nobody,
+}
+
+impl Payment {
+    /// Our number of the refund that is under way or comes next: the same until it has ended for good, so that money goes
+    /// back once. Providers answer for ever the same about a number that has ended.
+    #[must_use]
+    pub fn refund_number(&self) -> String {
+        self.number_of(self.refund_round)
+    }
+
+    fn number_of(&self, round: u32) -> String {
+        match round {
+            0 => self.refund_key.clone(),
+            round => format!("{}-{round}", self.refund_key),
+        }
+    }
+
+    #[must_use]
+    pub fn refund_of(&self, number: Option<&str>) -> RefundOf {
+        let Some(number) = number else { return RefundOf::Nobody };
+        let round = match number.strip_prefix(&self.refund_key) {
+            Some("") => Some(0),
+            Some(rest) => rest.strip_prefix('-').and_then(|round| round.parse().ok()),
+            None => None,
+        };
+        match round.filter(|round| self.number_of(*round) == number) {
+            Some(round) if round == self.refund_round => RefundOf::Present,
+            Some(round) if round < self.refund_round => RefundOf::Earlier,
+            Some(_) | None => RefundOf::Nobody,
+        }
+    }
+
+    /// Whether its refund takes so long that somebody should look, and nobody was told.
+    #[must_use]
+    pub fn is_slow(&self, now: UnixMs) -> bool {
+        let slow = self.refunding_since.is_some_and(|since| since.plus_ms(payment::REFUND_SLOW_MS) <= now);
+        slow && self.status.state == payment::State::Refunding && self.slow_told_at.is_none()
+    }
+}
+
+/// Money did not go back, by the provider's word or for lack of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefundFailure {
+    /// Our number of the refund that is meant; nothing when the provider names none.
+    pub number: Option<String>,
+    /// What the operator reads.
+    pub problem: String,
+    /// Whether that refund can never happen any more: only then the next one gets a number of its own.
+    pub is_final: bool,
 }
 
 /// An order that let go of its units, in the transaction that is told of. The gate takes them back once per
@@ -164,10 +234,11 @@ pub enum Told {
         /// The id of the payment, if the capture needs a row of its own.
         fresh: PaymentId,
     },
-    /// All of the capture's money went back.
-    Refunded { key: CaptureKey },
+    /// All of the capture's money went back. `payment` is the name of the payment, and `number` that of the refund, as
+    /// far as the provider tells them.
+    Refunded { key: CaptureKey, payment: Option<String>, number: Option<String> },
     /// The money did not go back and will not by itself.
-    RefundFailed { key: CaptureKey, problem: String },
+    RefundFailed { key: CaptureKey, payment: Option<String>, failure: RefundFailure },
 }
 
 impl Told {
@@ -175,7 +246,7 @@ impl Told {
     pub fn key(&self) -> &CaptureKey {
         match self {
             Self::Captured { capture, .. } => &capture.key,
-            Self::Refunded { key } | Self::RefundFailed { key, .. } => key,
+            Self::Refunded { key, .. } | Self::RefundFailed { key, .. } => key,
         }
     }
 }
@@ -199,6 +270,9 @@ pub enum Taken {
     Duplicate,
     /// It tells of a refund of money that we do not know: nothing is written down.
     UnknownCapture,
+    /// The same, but a payment of ours is named: its money was taken and nobody told us yet. Nothing is written down; the
+    /// provider must tell it again, or the money would pay the order when it is told.
+    TooEarly,
 }
 
 /// What became of a capture.

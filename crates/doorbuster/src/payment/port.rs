@@ -24,7 +24,7 @@ use super::providers::{
 use super::sandbox::{Sandbox, SandboxWord};
 use crate::clock::Clock;
 use crate::config::Settings;
-use crate::ledger::money::{Names, Notice, Payment, Told};
+use crate::ledger::money::{Names, Notice, Payment, RefundFailure, Told};
 
 /// How long a provider may take to answer, at a deadline, whether a payment was paid.
 const ASK_WITHIN: Duration = Duration::from_millis(PROVIDER_ASKED_FOR_MS.unsigned_abs());
@@ -98,12 +98,12 @@ pub enum Heard {
 pub enum RefundAnswer {
     /// The money is back.
     Done,
-    /// It is on its way; ask again later, or hear of it.
-    Pending,
-    /// This refund has failed, and a repeat would be the same refund.
-    Failed(String),
-    /// No answer, or not now: the same again is safe.
-    NotNow(String),
+    /// It is on its way; ask again later, or hear of it. `refund_ref` is the provider's name of it, where it has one.
+    Pending { refund_ref: Option<String> },
+    /// This refund has failed.
+    Failed(RefundFailure),
+    /// No answer, or not now, or refused: an empty account is filled, a wrong setting is mended.
+    NotNow(RefundFailure),
 }
 
 /// All providers that are on.
@@ -126,9 +126,9 @@ struct Outages {
 }
 
 impl Port {
-    /// `shop` tells this ledger from all others; the sandbox signs it too.
+    /// `shop` tells this ledger from all others: the sandbox signs it, and Stripe carries it with every payment.
     pub fn new(settings: &Settings, clock: Clock, shop: &[u8; 16]) -> anyhow::Result<Self> {
-        let providers = Providers::new(&settings.payment).map_err(|problems| {
+        let providers = Providers::new(&settings.payment, shop).map_err(|problems| {
             let sentences: Vec<String> = problems.iter().map(ToString::to_string).collect();
             anyhow::anyhow!("{}", sentences.join("\n"))
         })?;
@@ -267,7 +267,7 @@ impl Port {
 
     async fn ask_provider(&self, payment: &Payment, now: UnixMs) -> Result<Asked, CallError> {
         match self.find(&payment.provider)? {
-            Found::Sandbox(sandbox) => Ok(sandbox.ask(payment, now)),
+            Found::Sandbox(sandbox) => Ok(sandbox.ask(payment)),
             Found::Real(provider) => {
                 let request = provider.ask(&reference(payment), &Stamp::at(now))?;
                 let answer = self.send(request, ASK_WITHIN).await?;
@@ -290,22 +290,34 @@ impl Port {
         }
     }
 
-    /// Asks the provider to return all of a capture. A repeat is the same refund, known by the payment's `refund_key`.
+    /// Asks the provider to return all of a capture, or, where it has named that refund, how it stands. A repeat is the
+    /// same refund, known by [`Payment::refund_number`].
     pub async fn refund(&self, payment: &Payment) -> RefundAnswer {
         match self.find(&payment.provider) {
             Ok(Found::Sandbox(_)) => RefundAnswer::Done,
-            Ok(Found::Real(provider)) => refund_answer(self.refund_real(provider, payment).await),
-            Err(error) => RefundAnswer::NotNow(error.to_string()),
+            Ok(Found::Real(provider)) => match &payment.refund_ref {
+                Some(_) => {
+                    let asked = self.ask_refund(provider, payment, payment.refund_ref.clone()).await;
+                    // Whatever is wrong with asking says nothing about the refund.
+                    refund_answer(payment, asked, false)
+                }
+                None => {
+                    let sent = self.send_refund(provider, payment).await;
+                    let is_refused = matches!(sent, Err(CallError::Refused { .. }));
+                    refund_answer(payment, sent, is_refused && provider.remembers_refusals())
+                }
+            },
+            Err(error) => refund_answer(payment, Err(error), false),
         }
     }
 
     /// A repeat may be answered with what was true the first time, so what is pending is asked for.
-    async fn refund_real(&self, provider: &Provider, payment: &Payment) -> Result<Refunding, CallError> {
+    async fn send_refund(&self, provider: &Provider, payment: &Payment) -> Result<Refunding, CallError> {
         let reason = payment.status.reason.map(payment::RefundReason::sentence).unwrap_or_default();
         let refund = RefundPayment {
             payment_id: payment.reference.clone(),
             capture_id: payment.capture_id.clone().unwrap_or_default(),
-            refund_id: payment.refund_key.clone(),
+            refund_id: payment.refund_number(),
             amount: payment.money,
             captured: payment.money,
             reason: reason.to_owned(),
@@ -317,22 +329,12 @@ impl Port {
         if refunding.state != RefundState::Pending {
             return Ok(refunding);
         }
-        let asked = self.ask_refund_at(provider, payment, refunding.provider_ref.clone()).await;
-        Ok(asked.unwrap_or(refunding))
+        let asked = self.ask_refund(provider, payment, refunding.provider_ref.clone()).await;
+        // A provider that named the refund is at it. One that did not has promised nothing.
+        if asked.is_err() && refunding.provider_ref.is_some() { Ok(refunding) } else { asked }
     }
 
-    /// How a refund stands that was asked for before. `provider_ref` is the provider's name of it, where it has one.
-    pub async fn ask_refund(&self, payment: &Payment, provider_ref: Option<String>) -> RefundAnswer {
-        match self.find(&payment.provider) {
-            Ok(Found::Sandbox(_)) => RefundAnswer::Done,
-            Ok(Found::Real(provider)) => {
-                refund_answer(self.ask_refund_at(provider, payment, provider_ref).await)
-            }
-            Err(error) => RefundAnswer::NotNow(error.to_string()),
-        }
-    }
-
-    async fn ask_refund_at(
+    async fn ask_refund(
         &self,
         provider: &Provider,
         payment: &Payment,
@@ -341,7 +343,7 @@ impl Port {
         let refund = RefundRef {
             payment_id: payment.reference.clone(),
             capture_id: payment.capture_id.clone().unwrap_or_default(),
-            refund_id: payment.refund_key.clone(),
+            refund_id: payment.refund_number(),
             provider_ref,
         };
         let request = provider.ask_refund(&refund, &self.stamp())?;
@@ -419,13 +421,22 @@ fn reference(payment: &Payment) -> PaymentRef {
     PaymentRef { payment_id: payment.reference.clone(), provider_ref: payment.provider_ref.clone() }
 }
 
-fn refund_answer(refunding: Result<Refunding, CallError>) -> RefundAnswer {
+/// `is_spent`: an error ended this refund for good, so that its number is of no more use.
+fn refund_answer(payment: &Payment, refunding: Result<Refunding, CallError>, is_spent: bool) -> RefundAnswer {
+    let failure = |problem: String, is_final: bool| RefundFailure {
+        number: Some(payment.refund_number()),
+        problem,
+        is_final,
+    };
     match refunding {
         Ok(Refunding { state: RefundState::Done, .. }) => RefundAnswer::Done,
-        Ok(Refunding { state: RefundState::Pending, .. }) => RefundAnswer::Pending,
-        Ok(Refunding { state: RefundState::Failed { reason }, .. }) => RefundAnswer::Failed(reason),
-        // Also what is refused: an empty account is filled, a wrong setting is mended.
-        Err(error) => RefundAnswer::NotNow(error.to_string()),
+        Ok(Refunding { state: RefundState::Pending, provider_ref }) => {
+            RefundAnswer::Pending { refund_ref: provider_ref }
+        }
+        Ok(Refunding { state: RefundState::Failed { reason, is_final }, .. }) => {
+            RefundAnswer::Failed(failure(reason, is_final))
+        }
+        Err(error) => RefundAnswer::NotNow(failure(error.to_string(), is_spent)),
     }
 }
 
@@ -433,12 +444,20 @@ fn heard(name: Name, notice: providers::Notice, now: UnixMs) -> Result<Heard, Re
     let event_id = notice.event_id;
     match notice.what {
         What::Captured(capture) => captured(name, event_id, &capture, now),
-        What::Refunded { refund, .. } => {
-            let told = Told::Refunded { key: key(name, &refund.capture_id)? };
+        What::Refunded(refund) => {
+            let told = Told::Refunded {
+                key: key(name, &refund.capture_id)?,
+                payment: refund.payment_id.clone(),
+                number: refund.refund_id.clone(),
+            };
             Ok(of_refund(event_id, told, refund))
         }
-        What::RefundFailed { refund, reason } => {
-            let told = Told::RefundFailed { key: key(name, &refund.capture_id)?, problem: reason };
+        What::RefundFailed { refund, reason, is_final } => {
+            let told = Told::RefundFailed {
+                key: key(name, &refund.capture_id)?,
+                payment: refund.payment_id.clone(),
+                failure: RefundFailure { number: refund.refund_id.clone(), problem: reason, is_final },
+            };
             Ok(of_refund(event_id, told, refund))
         }
         What::Other { kind } => Ok(Heard::Nothing { kind }),

@@ -1,29 +1,26 @@
 //! The worker that returns money: takes what is due from the ledger, asks each provider, and writes down what came of
 //! it. Owns patience and its end; what a refund does to an order is decided in the ledger.
 //!
-//! Before a provider is asked, that is written down: whoever dies in between asks again, with the same key.
+//! Before a provider is asked, that is written down: whoever dies in between asks again, under the same number.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use parking_lot::Mutex;
-use rules::id::PaymentId;
 use tokio::sync::Notify;
 
 use super::port::RefundAnswer;
 use crate::app::App;
 use crate::crash;
 use crate::ledger::LedgerResult;
-use crate::ledger::money::Payment;
+use crate::ledger::money::{Payment, RefundEnd};
 use crate::telemetry::metrics::MoneyOutcome;
 
 /// How often is looked for refunds that are due, besides when one is known to be.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Refunds taken at a time, and asked for at once.
-const BATCH: u32 = 64;
+pub const BATCH: u32 = 64;
 const AT_ONCE: usize = 8;
 
 /// The first wait for a further attempt, in milliseconds, and the longest; each is twice the one before.
@@ -33,36 +30,16 @@ pub const WAIT_MAX_MS: i64 = 3_600_000;
 /// Attempts in a row without a usable answer after which somebody must look: about three quarters of an hour.
 pub const ATTEMPTS_MAX: u32 = 10;
 
-/// Refunds whose failures in a row are remembered; beyond that a failure counts as the first.
-const REMEMBERED_MAX: usize = 10_000;
-
 /// What requests and the worker share.
 #[derive(Debug, Default)]
 pub struct Refunds {
     due: Notify,
-    /// Failures in a row. A restart forgets them, which only means more patience.
-    failures: Mutex<HashMap<PaymentId, u32>>,
 }
 
 impl Refunds {
     /// To be called after money became due to go back.
     pub fn wake(&self) {
         self.due.notify_one();
-    }
-
-    /// Counts a failure and answers how many there were in a row.
-    fn failed(&self, payment: PaymentId) -> u32 {
-        let mut failures = self.failures.lock();
-        if failures.len() >= REMEMBERED_MAX && !failures.contains_key(&payment) {
-            return 1;
-        }
-        let count = failures.entry(payment).or_default();
-        *count = count.saturating_add(1);
-        *count
-    }
-
-    fn forget(&self, payment: PaymentId) {
-        self.failures.lock().remove(&payment);
     }
 }
 
@@ -75,7 +52,6 @@ pub async fn run(app: Arc<App>) {
 async fn work(app: &Arc<App>) {
     loop {
         match return_what_is_due(app).await {
-            // A full batch: there may be more.
             Ok(true) => continue,
             Ok(false) => {}
             Err(error) => tracing::warn!(%error, "refunds could not be looked after; trying again"),
@@ -85,19 +61,21 @@ async fn work(app: &Arc<App>) {
     }
 }
 
-/// Whether there may be more.
-async fn return_what_is_due(app: &Arc<App>) -> LedgerResult<bool> {
+/// Asks for one batch of refunds that are due. Answers whether to go on at once: the batch was full, and all of it is
+/// written down. What is not stays due, and would be taken again and again while the disk is full.
+pub async fn return_what_is_due(app: &Arc<App>) -> LedgerResult<bool> {
     let due = app.ledger.refunds_due(app.clock.now(), BATCH).await?;
     let is_full = u32::try_from(due.len()).unwrap_or(u32::MAX) == BATCH;
-    futures_util::stream::iter(due)
-        .for_each_concurrent(AT_ONCE, async |payment| {
-            let id = payment.id;
-            if let Err(error) = return_one(app, payment).await {
-                tracing::warn!(payment_id = %id, %error, "a refund could not be written down; trying again");
-            }
-        })
+    let problems: Vec<_> = futures_util::stream::iter(due)
+        .map(|payment| async move { return_one(app, payment).await.err() })
+        .buffer_unordered(AT_ONCE)
+        .filter_map(std::future::ready)
+        .collect()
         .await;
-    Ok(is_full)
+    if let Some(error) = problems.first() {
+        tracing::warn!(count = problems.len(), %error, "refunds could not be written down; trying again");
+    }
+    Ok(is_full && problems.is_empty())
 }
 
 async fn return_one(app: &Arc<App>, due: Payment) -> LedgerResult<()> {
@@ -107,26 +85,44 @@ async fn return_one(app: &Arc<App>, due: Payment) -> LedgerResult<()> {
     crash::point("till.refund_begun");
     let answer = app.port.refund(&payment).await;
     crash::point("till.refund_asked");
-    let now = app.clock.now();
-    let end = match answer {
-        RefundAnswer::Done => app.ledger.refund_done(payment.id, now).await?,
-        RefundAnswer::Failed(problem) => app.ledger.refund_failed(payment.id, problem, now).await?,
-        RefundAnswer::Pending => {
-            app.refunds.forget(payment.id);
-            return Ok(());
+    match write_down(app, &payment, answer).await? {
+        Some(end) => app.follow_refund(end).await,
+        None => tell_if_slow(app, &payment).await?,
+    }
+    Ok(())
+}
+
+/// How the refund ended, if it has.
+async fn write_down(
+    app: &Arc<App>,
+    payment: &Payment,
+    answer: RefundAnswer,
+) -> LedgerResult<Option<RefundEnd>> {
+    let (id, now) = (payment.id, app.clock.now());
+    match answer {
+        RefundAnswer::Done => app.ledger.refund_done(id, now).await.map(Some),
+        RefundAnswer::Failed(failure) => app.ledger.refund_failed(id, failure, now).await.map(Some),
+        RefundAnswer::Pending { refund_ref } => {
+            app.ledger.refund_pending(id, payment.refund_number(), refund_ref).await?;
+            Ok(None)
         }
-        RefundAnswer::NotNow(problem) => {
+        RefundAnswer::NotNow(failure) => {
             app.metrics.money.inc(MoneyOutcome::RefundRetried);
-            let failures = app.refunds.failed(payment.id);
-            tracing::warn!(payment_id = %payment.id, failures, problem, "a provider did not return money yet");
-            if failures < ATTEMPTS_MAX {
-                return Ok(());
-            }
-            app.ledger.refund_failed(payment.id, problem, now).await?
+            let (before, problem) = (payment.failures, failure.problem.as_str());
+            tracing::warn!(payment_id = %id, before, problem, "a provider did not return money yet");
+            app.ledger.refund_put_off(id, failure, ATTEMPTS_MAX, now).await
         }
-    };
-    app.refunds.forget(payment.id);
-    app.follow_refund(end).await;
+    }
+}
+
+/// A provider that is at it for days, and says so each time, is an alarm like one that fails.
+async fn tell_if_slow(app: &Arc<App>, payment: &Payment) -> LedgerResult<()> {
+    let now = app.clock.now();
+    if payment.is_slow(now) && app.ledger.tell_slow_refund(payment.id, now).await? {
+        let (provider, refund) = (payment.provider.as_str(), payment.refund_number());
+        tracing::error!(payment_id = %payment.id, provider, refund, "money is on its way back for too long: somebody must look at it");
+        app.metrics.money.inc(MoneyOutcome::RefundSlow);
+    }
     Ok(())
 }
 
@@ -144,17 +140,5 @@ mod tests {
     fn waits_double_up_to_an_hour_and_never_overflow() {
         assert_eq!([0, 1, 2, 7].map(wait_ms), [5_000, 10_000, 20_000, 640_000]);
         assert_eq!([10, 30, 62, 63, 64, u32::MAX].map(wait_ms), [WAIT_MAX_MS; 6]);
-    }
-
-    #[test]
-    fn failures_in_a_row_are_counted_for_a_bounded_number_of_refunds() {
-        let refunds = Refunds::default();
-        assert_eq!([1, 1, 1].map(|id| refunds.failed(PaymentId(id))), [1, 2, 3]);
-        refunds.forget(PaymentId(1));
-        assert_eq!(refunds.failed(PaymentId(1)), 1);
-        for id in 0..u128::try_from(REMEMBERED_MAX).unwrap() + 100 {
-            refunds.failed(PaymentId(id));
-        }
-        assert_eq!(refunds.failures.lock().len(), REMEMBERED_MAX);
     }
 }

@@ -270,7 +270,6 @@ impl Sandbox {
                     capture_id: reference(&letter.capture_id)?,
                     payment_id: reference(&letter.payment_id)?,
                     amount: positive(letter.amount.amount, letter.amount.currency)?,
-                    paid_at: letter.at,
                 };
                 Ok(SandboxWord::Captured { event_id: reference(&letter.id)?, capture })
             }
@@ -294,18 +293,13 @@ impl Sandbox {
 
     /// What it says of a payment that the ledger calls started: paid while the notification is on its way.
     #[must_use]
-    pub fn ask(&self, payment: &Payment, now: UnixMs) -> Asked {
+    pub fn ask(&self, payment: &Payment) -> Asked {
         let memory = self.memory.lock();
         if !memory.payments.get(&payment.id).is_some_and(|remembered| remembered.captured) {
             return Asked::Open;
         }
         let payment_id = payment.reference.clone();
-        Asked::Paid(Capture {
-            capture_id: capture_id(payment.id, 1),
-            payment_id,
-            amount: payment.money,
-            paid_at: now,
-        })
+        Asked::Paid(Capture { capture_id: capture_id(payment.id, 1), payment_id, amount: payment.money })
     }
 
     /// The next act's number; the ledger knows those up to `known`.

@@ -18,7 +18,7 @@ use crate::app::App;
 use crate::crash;
 use crate::desk::{Seen, VERDICT_WAIT};
 use crate::ledger::money::{
-    NewPayment, Notice, Payment, PaymentStarted, RefundAsked, RefundEnd, Settled, Taken,
+    NewPayment, Notice, Payment, PaymentStarted, RefundAsked, RefundEnd, RefundOf, Settled, Taken,
 };
 use crate::ledger::{LedgerResult, Order};
 use crate::telemetry::metrics::MoneyOutcome;
@@ -46,6 +46,15 @@ pub enum PayAnswer {
     Unavailable,
     /// The provider said no.
     Refused,
+}
+
+/// What became of what a provider told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heeded {
+    /// It is written down, or there was nothing to: the provider may forget it.
+    Recorded,
+    /// It tells of the return of money that we have not heard of yet. Nothing happened; the provider must tell it again.
+    TooEarly,
 }
 
 impl App {
@@ -163,15 +172,18 @@ impl App {
         self.tasks.spawn_on(async move { shutdown.run_until_cancelled(closing).await }, &self.runtime);
     }
 
-    /// Takes what a provider told. When it returns `Ok`, the provider may forget it.
-    pub async fn settle(self: &Arc<Self>, heard: Heard) -> LedgerResult<()> {
+    /// Takes what a provider told. When it returns [`Heeded::Recorded`], the provider may forget it.
+    pub async fn settle(self: &Arc<Self>, heard: Heard) -> LedgerResult<Heeded> {
         let app = Arc::clone(self);
         self.to_the_end(async move {
-            let Some(notice) = app.notice_of(heard).await? else { return Ok(()) };
+            let Some(notice) = app.notice_of(heard).await? else { return Ok(Heeded::Recorded) };
             let taken = app.ledger.take_notice(notice, app.clock.now()).await?;
             crash::point("till.noticed");
+            if matches!(taken, Taken::TooEarly) {
+                return Ok(Heeded::TooEarly);
+            }
             app.follow(taken).await;
-            Ok(())
+            Ok(Heeded::Recorded)
         })
         .await
     }
@@ -209,10 +221,11 @@ impl App {
             Taken::Capture(settled) => self.follow_settled(settled).await,
             Taken::Refund(end) => self.follow_refund(*end).await,
             Taken::Duplicate => self.metrics.money.inc(MoneyOutcome::Duplicate),
+            // Other shops and other systems may use the same account.
             Taken::UnknownCapture => {
-                tracing::warn!("a provider told of a refund of money that we do not know");
-                self.metrics.money.inc(MoneyOutcome::Unasked);
+                tracing::info!("a provider told of a refund of money that we do not know")
             }
+            Taken::TooEarly => {}
         }
     }
 
@@ -333,5 +346,5 @@ impl App {
 fn is_whole(payment: &Payment, refund_id: Option<&str>, amount: RefundAmount) -> bool {
     let (RefundAmount::This(money) | RefundAmount::SoFar(money)) = amount;
     let all = money.currency == payment.money.currency && money.amount >= payment.money.amount;
-    all || refund_id == Some(payment.refund_key.as_str())
+    all || payment.refund_of(refund_id) != RefundOf::Nobody
 }

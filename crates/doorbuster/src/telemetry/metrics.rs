@@ -372,15 +372,15 @@ label! {
 label! {
     /// What became of a provider's notification.
     CallbackOutcome, "outcome":
-    Recorded = "recorded", Refused = "refused", NotDurable = "not_durable",
+    Recorded = "recorded", Refused = "refused", NotDurable = "not_durable", TooEarly = "too_early",
 }
 
 label! {
-    /// What happened to a payment or to its money. `refund_failed` and `unasked` need a person.
+    /// What happened to a payment or to its money. `refund_failed`, `refund_slow` and `unasked` need a person.
     MoneyOutcome, "outcome":
     Started = "started", NotStarted = "not_started", Applied = "applied", Late = "late", Waiting = "waiting",
     Duplicate = "duplicate", RefundDue = "refund_due", RefundRetried = "refund_retried", Refunded = "refunded",
-    RefundFailed = "refund_failed", Unasked = "unasked",
+    RefundFailed = "refund_failed", RefundSlow = "refund_slow", Unasked = "unasked",
 }
 
 label! { AuditOutcome, "outcome": Clean = "clean", Findings = "findings", Failed = "failed" }

@@ -67,8 +67,12 @@ refunding(no_unit_left) + RefundDone -> refunded(no_unit_left)
 refunding(no_unit_left) + RefundFailed -> refund_failed(no_unit_left)
 refunding(requested) + RefundDone -> refunded(requested)
 refunding(requested) + RefundFailed -> refund_failed(requested)
+refunded(no_unit_left) + RefundFailed -> refund_failed(no_unit_left)
+refunded(requested) + RefundFailed -> refund_failed(requested)
 refund_failed(no_unit_left) + RefundStarted -> refunding(no_unit_left)
+refund_failed(no_unit_left) + RefundDone -> refunded(no_unit_left)
 refund_failed(requested) + RefundStarted -> refunding(requested)
+refund_failed(requested) + RefundDone -> refunded(requested)
 ";
     assert_eq!(table, expected);
     for state in State::ALL {

@@ -355,7 +355,7 @@ impl<'a> Reader<'a> {
         self.check_strikes()?;
         if let Some(overdue) = self.overdue {
             self.check_captures(overdue.captured)?;
-            self.check_refunds(overdue.refund)?;
+            self.check_refunds(overdue.refund, overdue.refunding)?;
         }
         let cursor =
             self.connection.query_row("select cursor from identity", [], |row| column::number(row, 0))?;
@@ -700,15 +700,18 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn check_refunds(&mut self, before: UnixMs) -> LedgerResult<()> {
+    /// Refunds that nobody asked for since `before`, and those that a provider has been at since `since`.
+    fn check_refunds(&mut self, before: UnixMs, since: UnixMs) -> LedgerResult<()> {
         let connection = self.connection;
         let mut statement = connection.prepare(
             "select payments.payment_id, payments.order_id, next_try_at, payments.state, provider, attempts, offer_no,
                  coalesce(quantity, 0), problem
              from payments left join orders on orders.order_id = payments.order_id
-             where next_try_at < ?1 order by next_try_at",
+             where next_try_at is not null
+                 and (next_try_at < ?1 or payments.state = 'refunding' and refunding_since < ?2)
+             order by next_try_at",
         )?;
-        let mut rows = statement.query([before.0])?;
+        let mut rows = statement.query([before.0, since.0])?;
         while let Some(row) = rows.next()? {
             let Some(offer) = self.offer_in_scope(row.get(6)?) else { continue };
             let order = column::id_option(row, 1)?.map_or_else(String::new, |id| OrderId(id).to_string());

@@ -64,7 +64,8 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0006_marks.sql"),
     include_str!("../../../migrations/sqlite/0007_broker.sql"),
     include_str!("../../../migrations/sqlite/0008_audits.sql"),
-    include_str!("../../../migrations/sqlite/0011_receivers.sql"),
+    include_str!("../../../migrations/sqlite/0009_refunds.sql"),
+    include_str!("../../../migrations/sqlite/0010_receivers.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.

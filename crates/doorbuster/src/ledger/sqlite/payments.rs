@@ -16,7 +16,8 @@ pub(super) const PAYMENT_COLUMNS: &str = "payments.payment_no, payments.payment_
     payments.provider, payments.reference, payments.capture_id, payments.state, payments.reason, payments.amount,
     payments.currency, payments.provider_ref, payments.pay_url, payments.started_at, payments.captured_at,
     payments.ended_at, payments.refund_key, payments.restock, payments.attempts, payments.next_try_at,
-    payments.problem";
+    payments.problem, payments.refund_round, payments.refund_ref, payments.refunding_since, payments.failures,
+    payments.slow_told_at";
 
 impl SqliteLedger {
     /// Starts a payment of this buyer's order, or answers the one that is open; one at another provider is closed in
@@ -140,9 +141,14 @@ fn new_payment(wanted: &NewPayment, order: &Order, now: UnixMs) -> Payment {
         captured_at: None,
         ended_at: None,
         refund_key: wanted.id.to_string(),
+        refund_round: 0,
+        refund_ref: None,
         restock: true,
         attempts: 0,
         next_try_at: None,
+        refunding_since: None,
+        failures: 0,
+        slow_told_at: None,
         problem: None,
     }
 }
@@ -181,9 +187,14 @@ pub(super) fn step(
         Event::Closed => payment.ended_at = Some(now),
         Event::Captured => (payment.captured_at, payment.ended_at) = (Some(now), None),
         Event::Applied => {}
-        Event::RefundDue(_) | Event::RefundStarted => payment.next_try_at = Some(now),
+        Event::RefundDue(_) => payment.next_try_at = Some(now),
+        // Patience begins anew.
+        Event::RefundStarted => {
+            (payment.next_try_at, payment.refunding_since) = (Some(now), Some(now));
+            (payment.attempts, payment.failures, payment.slow_told_at) = (0, 0, None);
+        }
         Event::RefundDone => (payment.ended_at, payment.next_try_at) = (Some(now), None),
-        Event::RefundFailed => payment.next_try_at = None,
+        Event::RefundFailed => (payment.ended_at, payment.next_try_at) = (None, None),
     }
     write(transaction, payment)
 }
@@ -218,7 +229,8 @@ pub(super) fn write(transaction: &Transaction<'_>, payment: &Payment) -> LedgerR
         .prepare_cached(
             "update payments set capture_id = ?2, state = ?3, reason = ?4, amount = ?5, currency = ?6,
                  provider_ref = ?7, pay_url = ?8, captured_at = ?9, ended_at = ?10, restock = ?11, attempts = ?12,
-                 next_try_at = ?13, problem = ?14
+                 next_try_at = ?13, problem = ?14, refund_round = ?15, refund_ref = ?16, refunding_since = ?17,
+                 failures = ?18, slow_told_at = ?19
              where payment_no = ?1",
         )?
         .execute(params![
@@ -236,6 +248,11 @@ pub(super) fn write(transaction: &Transaction<'_>, payment: &Payment) -> LedgerR
             payment.attempts,
             payment.next_try_at.map(|at| at.0),
             payment.problem,
+            payment.refund_round,
+            payment.refund_ref,
+            payment.refunding_since.map(|at| at.0),
+            payment.failures,
+            payment.slow_told_at.map(|at| at.0),
         ])?;
     Ok(())
 }
@@ -283,5 +300,10 @@ pub(super) fn read_payment(row: &Row<'_>, first: usize) -> rusqlite::Result<Paym
         attempts: column::count(row, at(17))?,
         next_try_at: column::time_option(row, at(18))?,
         problem: row.get(at(19))?,
+        refund_round: column::count(row, at(20))?,
+        refund_ref: row.get(at(21))?,
+        refunding_since: column::time_option(row, at(22))?,
+        failures: column::count(row, at(23))?,
+        slow_told_at: column::time_option(row, at(24))?,
     })
 }

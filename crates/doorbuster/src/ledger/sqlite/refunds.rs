@@ -1,5 +1,5 @@
 //! Money on its way back, in SQLite. Asking the provider, and how often, is the business of whoever calls; here stands
-//! what was asked, with one key per payment, and what came of it.
+//! what was asked, under which number, and what came of it.
 
 use rules::id::{OrderId, PaymentId};
 use rules::order::{Event as OrderEvent, State as OrderState};
@@ -10,14 +10,14 @@ use rusqlite::{Transaction, params};
 use super::orders::{Shelf, find, write_event};
 use super::payments::{self, PAYMENT_COLUMNS, read_payment, step, write};
 use super::{SqliteLedger, Urgency};
-use crate::ledger::money::{Payment, RefundAsked, RefundEnd, Released};
+use crate::ledger::money::{Payment, RefundAsked, RefundEnd, RefundFailure, RefundOf, Released};
 use crate::ledger::{LedgerError, LedgerResult, Order};
 
 /// What a provider says about a refund.
 #[derive(Clone, Debug)]
 pub(super) enum RefundWord {
-    Done,
-    Failed(String),
+    Done(RefundOf),
+    Failed(RefundFailure),
 }
 
 impl SqliteLedger {
@@ -56,8 +56,8 @@ impl SqliteLedger {
         .await
     }
 
-    /// Writes down that the provider is asked now, before it is: whoever dies in between asks again, with the same
-    /// `refund_key`. `next_try_at` is when to ask again if no word comes. Durable when it returns; each call counts
+    /// Writes down that the provider is asked now, before it is: whoever dies in between asks again, under the same
+    /// number. `next_try_at` is when to ask again if no word comes. Durable when it returns; each call counts
     /// as an attempt. `None` when there is nothing to be asked any more.
     pub async fn refund_begun(
         &self,
@@ -85,22 +85,77 @@ impl SqliteLedger {
         .await
     }
 
+    /// The provider has heard of the refund under this number and is at it. `refund_ref` is its name of it. Durable when
+    /// it returns; a retry is harmless, and a word about another refund than the present one changes nothing.
+    pub async fn refund_pending(
+        &self,
+        id: PaymentId,
+        number: String,
+        refund_ref: Option<String>,
+    ) -> LedgerResult<()> {
+        self.transact(Urgency::Settle, move |transaction| {
+            let Some(mut payment) = under_way(transaction, id, &number)? else { return Ok(()) };
+            payment.failures = 0;
+            payment.refund_ref = refund_ref.or(payment.refund_ref);
+            write(transaction, &payment)
+        })
+        .await
+    }
+
+    /// The provider gave no usable answer, or refused, and is to be asked again. Counts the failure; the one that makes
+    /// `failures_max` in a row ends the refund as [`SqliteLedger::refund_failed`] does. Durable when it returns. A
+    /// retry counts again; a word about another refund than the present one changes nothing.
+    pub async fn refund_put_off(
+        &self,
+        id: PaymentId,
+        failure: RefundFailure,
+        failures_max: u32,
+        now: UnixMs,
+    ) -> LedgerResult<Option<RefundEnd>> {
+        self.transact(Urgency::Settle, move |transaction| {
+            let number = failure.number.clone().unwrap_or_default();
+            let Some(mut payment) = under_way(transaction, id, &number)? else { return Ok(None) };
+            payment.failures = payment.failures.saturating_add(1);
+            if payment.failures >= failures_max {
+                return failed(transaction, payment, &failure, now).map(Some);
+            }
+            note_failure(&mut payment, &failure);
+            write(transaction, &payment)?;
+            Ok(None)
+        })
+        .await
+    }
+
+    /// Tells, in an event, that a refund takes too long, and answers whether it did: once, until the refund begins
+    /// again. Durable when it returns.
+    pub async fn tell_slow_refund(&self, id: PaymentId, now: UnixMs) -> LedgerResult<bool> {
+        self.transact(Urgency::Settle, move |transaction| {
+            let slow = |payment: &Payment| payment.is_slow(now);
+            let Some(mut payment) = payments::find(transaction, id)?.filter(slow) else { return Ok(false) };
+            payment.slow_told_at = Some(now);
+            write(transaction, &payment)?;
+            note(transaction, &payment, "payment.refund_slow", now)?;
+            Ok(true)
+        })
+        .await
+    }
+
     /// The money is back. An order that it had paid becomes `refunded` and lets go of its units, which return to the
     /// shelf or, if the operator chose so, lower the stock, all in one transaction. Durable when it returns; a retry
     /// is [`RefundEnd::Before`].
     pub async fn refund_done(&self, id: PaymentId, now: UnixMs) -> LedgerResult<RefundEnd> {
-        self.end_refund(id, RefundWord::Done, now).await
+        self.end_refund(id, RefundWord::Done(RefundOf::Present), now).await
     }
 
-    /// The provider refuses for good to return the money; `problem` is what the operator reads. An order that it had
-    /// paid becomes `refund_failed` and keeps its units. Durable when it returns; a retry is [`RefundEnd::Before`].
+    /// The provider does not return the money. An order that it had paid becomes `refund_failed` and keeps its units.
+    /// Durable when it returns; a retry is [`RefundEnd::Before`].
     pub async fn refund_failed(
         &self,
         id: PaymentId,
-        problem: String,
+        failure: RefundFailure,
         now: UnixMs,
     ) -> LedgerResult<RefundEnd> {
-        self.end_refund(id, RefundWord::Failed(problem), now).await
+        self.end_refund(id, RefundWord::Failed(failure), now).await
     }
 
     async fn end_refund(&self, id: PaymentId, word: RefundWord, now: UnixMs) -> LedgerResult<RefundEnd> {
@@ -134,6 +189,11 @@ fn refund_order(
             let order = begin_again(transaction, &mut payment, now)?.unwrap_or(order);
             Ok(RefundAsked::Begun { order: Box::new(order), payment: payment.id })
         }
+        // The provider failed after it had said that the money is back: it is asked again, the order stays as it is.
+        OrderState::Refunded if payment.status.state == State::RefundFailed => {
+            begin_again(transaction, &mut payment, now)?;
+            Ok(RefundAsked::Begun { order: Box::new(order), payment: payment.id })
+        }
         OrderState::Refunding | OrderState::Refunded => Ok(RefundAsked::Before(Box::new(order))),
         OrderState::Queued | OrderState::AwaitingPayment | OrderState::Closed | OrderState::Refused => {
             Ok(RefundAsked::NotRefundable(order.status.state))
@@ -141,26 +201,35 @@ fn refund_order(
     }
 }
 
-/// A refund that failed is under way again, and so is its order.
+/// A refund that failed is under way again, and so is its order, unless that had let go of its units.
 fn begin_again(
     transaction: &Transaction<'_>,
     payment: &mut Payment,
     now: UnixMs,
 ) -> LedgerResult<Option<Order>> {
     step(transaction, payment, Event::RefundStarted, now)?;
-    let mut order = paid_by(transaction, payment)?;
+    let mut order = refunded_by(transaction, payment)?;
     if let Some(order) = &mut order {
         write_event(transaction, order, OrderEvent::RefundStarted, Shelf::Same, now)?;
     }
     Ok(order)
 }
 
-/// The order that this money had paid, if it ever paid one.
-fn paid_by(transaction: &Transaction<'_>, payment: &Payment) -> LedgerResult<Option<Order>> {
+/// The payment, if its refund under this number is under way.
+fn under_way(transaction: &Transaction<'_>, id: PaymentId, number: &str) -> LedgerResult<Option<Payment>> {
+    let is_it = |payment: &Payment| {
+        payment.status.state == State::Refunding && payment.refund_of(Some(number)) == RefundOf::Present
+    };
+    Ok(payments::find(transaction, id)?.filter(is_it))
+}
+
+/// The order that this money had paid and that is to be refunded with it, if there is one. An order that is refunded
+/// stays so: its units may have been sold again.
+fn refunded_by(transaction: &Transaction<'_>, payment: &Payment) -> LedgerResult<Option<Order>> {
     match payment.order.filter(|_| payment.status.is_the_orders()) {
         None => Ok(None),
         Some(id) => match find(transaction, id)? {
-            Some(order) => Ok(Some(order)),
+            Some(order) => Ok(Some(order).filter(|order| order.status.state != OrderState::Refunded)),
             None => Err(LedgerError::Failed(anyhow::anyhow!("the order of payment {} is gone", payment.id))),
         },
     }
@@ -173,21 +242,63 @@ pub(super) fn end(
     now: UnixMs,
 ) -> LedgerResult<RefundEnd> {
     match (payment.status.state, word) {
-        (State::Refunding, RefundWord::Done) => done(transaction, payment, now),
-        (State::Refunding, RefundWord::Failed(problem)) => failed(transaction, payment, problem, now),
-        (State::Refunded, RefundWord::Done) | (State::RefundFailed, RefundWord::Failed(_)) => {
+        (State::Refunding | State::RefundFailed, RefundWord::Done(RefundOf::Present)) => {
+            done(transaction, payment, now)
+        }
+        // Without a number, after an earlier refund failed, it may be an old word about that one: the present one is
+        // asked for by its number.
+        (State::Refunding, RefundWord::Done(RefundOf::Nobody)) if payment.refund_round > 0 => {
             Ok(RefundEnd::Before(payment))
         }
-        (State::Started | State::Closed | State::Captured | State::Applied | State::RefundDue, _)
-        | (State::Refunded, RefundWord::Failed(_))
-        | (State::RefundFailed, RefundWord::Done) => Ok(RefundEnd::Unasked(payment)),
+        (State::Refunding, RefundWord::Done(RefundOf::Nobody)) => done(transaction, payment, now),
+        (State::Refunded, RefundWord::Done(_)) => Ok(RefundEnd::Before(payment)),
+        (State::Refunding | State::RefundFailed, RefundWord::Done(RefundOf::Earlier))
+        | (State::RefundFailed, RefundWord::Done(RefundOf::Nobody)) => Ok(RefundEnd::Unasked(payment)),
+        (State::Refunding | State::Refunded | State::RefundFailed, RefundWord::Failed(failure)) => {
+            fail(transaction, payment, failure, now)
+        }
+        (State::Started | State::Closed | State::Captured | State::Applied | State::RefundDue, _) => {
+            Ok(RefundEnd::Unasked(payment))
+        }
+    }
+}
+
+/// A provider says that a refund failed. Providers tell late and twice: what is said of an earlier refund is known, and
+/// what may yet succeed does not undo what has.
+fn fail(
+    transaction: &Transaction<'_>,
+    mut payment: Payment,
+    failure: &RefundFailure,
+    now: UnixMs,
+) -> LedgerResult<RefundEnd> {
+    match (payment.refund_of(failure.number.as_deref()), payment.status.state) {
+        (RefundOf::Nobody, _) => Ok(RefundEnd::Unasked(payment)),
+        (RefundOf::Present, State::Refunding) => failed(transaction, payment, failure, now),
+        (RefundOf::Present, State::Refunded) if failure.is_final => {
+            failed(transaction, payment, failure, now)
+        }
+        (RefundOf::Present, State::RefundFailed) => {
+            note_failure(&mut payment, failure);
+            write(transaction, &payment)?;
+            Ok(RefundEnd::Before(payment))
+        }
+        (RefundOf::Present | RefundOf::Earlier, _) => Ok(RefundEnd::Before(payment)),
+    }
+}
+
+/// A number is used up when its refund has ended for good, and never before: it may still happen.
+fn note_failure(payment: &mut Payment, failure: &RefundFailure) {
+    payment.problem = Some(failure.problem.clone());
+    if failure.is_final {
+        payment.refund_round = payment.refund_round.saturating_add(1);
+        payment.refund_ref = None;
     }
 }
 
 fn done(transaction: &Transaction<'_>, mut payment: Payment, now: UnixMs) -> LedgerResult<RefundEnd> {
     payment.problem = None;
     step(transaction, &mut payment, Event::RefundDone, now)?;
-    let released = match paid_by(transaction, &payment)? {
+    let released = match refunded_by(transaction, &payment)? {
         None => None,
         Some(mut order) => {
             let shelf = if payment.restock { Shelf::Same } else { Shelf::Lowered };
@@ -204,12 +315,12 @@ fn done(transaction: &Transaction<'_>, mut payment: Payment, now: UnixMs) -> Led
 fn failed(
     transaction: &Transaction<'_>,
     mut payment: Payment,
-    problem: &str,
+    failure: &RefundFailure,
     now: UnixMs,
 ) -> LedgerResult<RefundEnd> {
-    payment.problem = Some(problem.to_owned());
+    note_failure(&mut payment, failure);
     step(transaction, &mut payment, Event::RefundFailed, now)?;
-    let mut order = paid_by(transaction, &payment)?;
+    let mut order = refunded_by(transaction, &payment)?;
     match &mut order {
         Some(order) => {
             write_event(transaction, order, OrderEvent::RefundFailed, Shelf::Same, now)?;
@@ -219,8 +330,8 @@ fn failed(
     Ok(RefundEnd::Failed { payment, order: order.map(Box::new) })
 }
 
-/// Tells of money that goes back without ever having paid an order; what pays an order is told of by the order's own
-/// events. It is none of the order's facts, so it has no `seq`.
+/// Tells of money that goes back and is no matter of an order: it never paid one, or its order is refunded already. It is
+/// none of the order's facts, so it has no `seq`.
 pub(super) fn note(
     transaction: &Transaction<'_>,
     payment: &Payment,

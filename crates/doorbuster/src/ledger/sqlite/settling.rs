@@ -119,12 +119,15 @@ fn take(transaction: &Transaction<'_>, notice: &Notice, now: UnixMs) -> LedgerRe
             };
             (payment.no, Taken::Capture(settle(transaction, payment, Absent::MayCome, now)?))
         }
-        (_, None) => return Ok(Taken::UnknownCapture),
-        (Told::Refunded { .. }, Some(payment)) => {
-            (payment.no, ended(transaction, payment, &RefundWord::Done, now)?)
+        (Told::Refunded { payment, .. } | Told::RefundFailed { payment, .. }, None) => {
+            return untold(transaction, key, payment.as_deref());
         }
-        (Told::RefundFailed { problem, .. }, Some(payment)) => {
-            let word = RefundWord::Failed(problem.clone());
+        (Told::Refunded { number, .. }, Some(payment)) => {
+            let word = RefundWord::Done(payment.refund_of(number.as_deref()));
+            (payment.no, ended(transaction, payment, &word, now)?)
+        }
+        (Told::RefundFailed { failure, .. }, Some(payment)) => {
+            let word = RefundWord::Failed(failure.clone());
             (payment.no, ended(transaction, payment, &word, now)?)
         }
     };
@@ -134,6 +137,15 @@ fn take(transaction: &Transaction<'_>, notice: &Notice, now: UnixMs) -> LedgerRe
         )?
         .execute(params![key.provider(), notice.event_id, signed(payment_no), now.0])?;
     Ok(taken)
+}
+
+/// A refund of money that nobody told us of: whose is it?
+fn untold(transaction: &Transaction<'_>, key: &CaptureKey, payment: Option<&str>) -> LedgerResult<Taken> {
+    let ours = match payment {
+        Some(reference) => find_named(transaction, key, reference)?,
+        None => None,
+    };
+    Ok(if ours.is_some() { Taken::TooEarly } else { Taken::UnknownCapture })
 }
 
 fn ended(
@@ -194,9 +206,14 @@ fn write_down(
                 captured_at: Some(now),
                 ended_at: None,
                 refund_key: fresh.to_string(),
+                refund_round: 0,
+                refund_ref: None,
                 restock: true,
                 attempts: 0,
                 next_try_at: None,
+                refunding_since: None,
+                failures: 0,
+                slow_told_at: None,
                 problem: None,
             },
         ),

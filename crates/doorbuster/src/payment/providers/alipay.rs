@@ -138,9 +138,7 @@ impl Alipay {
         };
         match status {
             // A closed trade with a refund is one whose money went back in full.
-            "TRADE_SUCCESS" | "TRADE_CLOSED" if refunded > 0 => {
-                self.refunded(notification, refunded, notification.time("gmt_refund")?)
-            }
+            "TRADE_SUCCESS" | "TRADE_CLOSED" if refunded > 0 => self.refunded(notification, refunded),
             "TRADE_SUCCESS" | "TRADE_FINISHED" => self.captured(notification),
             _ => Ok(What::Other { kind: cut(status, 64) }),
         }
@@ -152,12 +150,11 @@ impl Alipay {
             capture_id: reference(notification.get("trade_no")?)?,
             payment_id: reference(notification.get("out_trade_no")?)?,
             amount: positive(amount, self.yuan)?,
-            paid_at: notification.time("gmt_payment")?,
         }))
     }
 
     /// Alipay tells the sum of all refunds, and the number of the latest.
-    fn refunded(&self, notification: &Notification<'_>, so_far: i64, at: UnixMs) -> Result<What, Refusal> {
+    fn refunded(&self, notification: &Notification<'_>, so_far: i64) -> Result<What, Refusal> {
         let refund_id = notification.0.get("out_biz_no").filter(|id| !id.is_empty());
         let refund = Refund {
             capture_id: reference(notification.get("trade_no")?)?,
@@ -165,7 +162,7 @@ impl Alipay {
             refund_id: refund_id.map(|id| reference(id)).transpose()?,
             amount: RefundAmount::SoFar(positive(so_far, self.yuan)?),
         };
-        Ok(What::Refunded { refund, at })
+        Ok(What::Refunded(refund))
     }
 
     /// An address the buyer is sent to; Alipay hears of the payment when the buyer arrives there.
@@ -208,7 +205,7 @@ impl Alipay {
         self.request("alipay.trade.query", &json!({"out_trade_no": sound_id(&payment.payment_id)?}), stamp)
     }
 
-    pub(super) fn read_ask(&self, answer: &Answer, now: UnixMs) -> Result<Asked, CallError> {
+    pub(super) fn read_ask(&self, answer: &Answer) -> Result<Asked, CallError> {
         let trade: Trade = match self.believed(answer, "alipay_trade_query_response")? {
             Err(code) if code == UNKNOWN_TRADE => return Ok(Asked::Unknown),
             Err(code) => return Err(refused(code)),
@@ -216,14 +213,14 @@ impl Alipay {
         };
         match trade.trade_status.as_str() {
             "WAIT_BUYER_PAY" => Ok(Asked::Open),
-            "TRADE_SUCCESS" | "TRADE_FINISHED" => self.capture(trade, now).map(Asked::Paid),
+            "TRADE_SUCCESS" | "TRADE_FINISHED" => self.capture(trade).map(Asked::Paid),
             "TRADE_CLOSED" if trade.send_pay_date.is_some() => Ok(Asked::Refunded),
             "TRADE_CLOSED" => Ok(Asked::Closed),
             _ => Err(CallError::Unbelievable("the trade is in no state we know")),
         }
     }
 
-    fn capture(&self, trade: Trade, now: UnixMs) -> Result<Capture, CallError> {
+    fn capture(&self, trade: Trade) -> Result<Capture, CallError> {
         const AMOUNT: CallError = CallError::Unbelievable("the trade has no amount that can be read");
         let amount =
             trade.total_amount.as_deref().and_then(yuan).filter(|amount| *amount > 0).ok_or(AMOUNT)?;
@@ -231,7 +228,6 @@ impl Alipay {
             capture_id: trade.trade_no,
             payment_id: trade.out_trade_no,
             amount: Money { amount, currency: self.yuan },
-            paid_at: trade.send_pay_date.as_deref().and_then(instant).unwrap_or(now),
         })
     }
 
@@ -264,8 +260,15 @@ impl Alipay {
     pub(super) fn read_ask_refund(&self, answer: &Answer) -> Result<Refunding, CallError> {
         const NODE: &str = "alipay_trade_fastpay_refund_query_response";
         let told: RefundAnswer = self.believed(answer, NODE)?.map_err(refused)?;
-        let done = told.refund_status.as_deref() == Some("REFUND_SUCCESS");
-        let state = if done { RefundState::Done } else { RefundState::Pending };
+        let state = match told.refund_status.as_deref() {
+            Some("REFUND_SUCCESS") => RefundState::Done,
+            Some(_) => RefundState::Pending,
+            // By Alipay's document it then has not received the request, or failed: the same again, under the same number.
+            None => {
+                let message = "Alipay knows of no refund under this number, or it failed".to_owned();
+                return Err(CallError::TryAgain { code: "no refund_status".to_owned(), message });
+            }
+        };
         Ok(Refunding { state, provider_ref: None })
     }
 

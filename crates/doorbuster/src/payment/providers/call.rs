@@ -128,7 +128,6 @@ pub enum Closing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
     Open,
-    /// `paid_at` is the moment of asking when the provider does not say.
     Paid(Capture),
     /// Without money.
     Closed,
@@ -142,7 +141,7 @@ pub enum Asked {
 pub struct RefundPayment {
     pub payment_id: String,
     pub capture_id: String,
-    /// Ours, like `payment_id`. A repeat with the same id refunds nothing more.
+    /// Our number of the refund, made like `payment_id`. A repeat with the same number refunds nothing more.
     pub refund_id: String,
     pub amount: Money,
     /// The whole capture.
@@ -176,6 +175,9 @@ pub enum RefundState {
     Pending,
     Failed {
         reason: String,
+        /// Whether this refund can never happen any more. Then another one needs a `refund_id` of its own; before, it
+        /// must not have one.
+        is_final: bool,
     },
 }
 

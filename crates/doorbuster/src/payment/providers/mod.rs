@@ -33,6 +33,9 @@ pub(super) use notice::{fresh, positive, reference, seconds, within_limit};
 pub use stripe::Stripe;
 pub use wechat::Wechat;
 
+/// Of no ledger: where only the settings are looked at.
+pub const NO_SHOP: [u8; 16] = [0; 16];
+
 /// The providers the settings name.
 #[derive(Debug, Default)]
 pub struct Providers {
@@ -47,10 +50,12 @@ pub enum Provider {
 }
 
 impl Providers {
-    /// Reads all keys; says everything that is wrong at once. A provider of which nothing is set is off.
-    pub fn new(settings: &PaymentSettings) -> Result<Self, Vec<Problem>> {
+    /// Reads all keys; says everything that is wrong at once. A provider of which nothing is set is off. `shop` tells
+    /// whose payments they are, where several shops share an account.
+    pub fn new(settings: &PaymentSettings, shop: &[u8; 16]) -> Result<Self, Vec<Problem>> {
         let mut faults = Faults::default();
-        let stripe = Stripe::new(&settings.stripe, &mut faults).map(|it| Provider::Stripe(Box::new(it)));
+        let stripe =
+            Stripe::new(&settings.stripe, shop, &mut faults).map(|it| Provider::Stripe(Box::new(it)));
         let alipay = Alipay::new(&settings.alipay, &mut faults).map(|it| Provider::Alipay(Box::new(it)));
         let wechat = Wechat::new(&settings.wechat, &mut faults).map(|it| Provider::Wechat(Box::new(it)));
         if !faults.0.is_empty() {
@@ -93,7 +98,7 @@ impl Provider {
     /// Starts a payment. A repeat with the same values is the same payment.
     pub fn start(&self, payment: &StartPayment, stamp: &Stamp) -> Result<Start, CallError> {
         match self {
-            Self::Stripe(it) => it.start(payment),
+            Self::Stripe(it) => it.start(payment, stamp),
             Self::Alipay(it) => it.start(payment, stamp),
             Self::Wechat(it) => it.start(payment, stamp),
         }
@@ -110,7 +115,7 @@ impl Provider {
     /// Asks the provider to take no money for it any more. A repeat is harmless.
     pub fn close(&self, payment: &PaymentRef, stamp: &Stamp) -> Result<Request, CallError> {
         match self {
-            Self::Stripe(it) => it.close(payment),
+            Self::Stripe(it) => it.close(payment, stamp),
             Self::Alipay(it) => it.close(payment, stamp),
             Self::Wechat(it) => it.close(payment, stamp),
         }
@@ -135,8 +140,8 @@ impl Provider {
 
     pub fn read_ask(&self, answer: &Answer, now: UnixMs) -> Result<Asked, CallError> {
         match self {
-            Self::Stripe(it) => it.read_ask(answer, now),
-            Self::Alipay(it) => it.read_ask(answer, now),
+            Self::Stripe(it) => it.read_ask(answer),
+            Self::Alipay(it) => it.read_ask(answer),
             Self::Wechat(it) => it.read_ask(answer, now),
         }
     }
@@ -155,6 +160,16 @@ impl Provider {
             Self::Stripe(it) => it.read_refund(answer),
             Self::Alipay(it) => it.read_refund(answer),
             Self::Wechat(it) => it.read_refund(answer, now),
+        }
+    }
+
+    /// Whether a refund that was refused will be refused for ever under its number. Stripe repeats its first answer;
+    /// WeChat Pay and Alipay look again, and want the same number.
+    #[must_use]
+    pub const fn remembers_refusals(&self) -> bool {
+        match self {
+            Self::Stripe(_) => true,
+            Self::Alipay(_) | Self::Wechat(_) => false,
         }
     }
 

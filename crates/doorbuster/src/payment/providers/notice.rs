@@ -57,9 +57,10 @@ pub enum What {
     /// Money was taken.
     Captured(Capture),
     /// Money went back.
-    Refunded { refund: Refund, at: UnixMs },
-    /// Money did not go back and will not by itself. May follow a `Refunded`: banks send money back.
-    RefundFailed { refund: Refund, reason: String },
+    Refunded(Refund),
+    /// Money did not go back and will not by itself. May follow a `Refunded`: banks send money back. `is_final` as in
+    /// [`super::RefundState::Failed`].
+    RefundFailed { refund: Refund, reason: String, is_final: bool },
     /// Verified, and nothing to do. `kind` is the provider's word for it.
     Other { kind: String },
 }
@@ -72,7 +73,6 @@ pub struct Capture {
     pub payment_id: String,
     /// What the buyer owed and paid, before the provider's fees.
     pub amount: Money,
-    pub paid_at: UnixMs,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

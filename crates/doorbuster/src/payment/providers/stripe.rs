@@ -1,5 +1,8 @@
 //! Stripe: signed events in, Checkout Sessions and refunds out. Owns Stripe's shapes and its way of counting money.
 //! Does not know the ledger; a PaymentIntent is the capture, since every event and every refund names it.
+//!
+//! Stripe keeps its first answer to an idempotency key for a day and repeats it, also a refusal or an error 500. So keys
+//! that must be the same (a refund) are given by whoever calls, and others change with time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +19,7 @@ use serde_json::value::RawValue;
 
 use super::call::{
     Answer, Asked, CallError, Closing, PayAt, PaymentRef, RefundPayment, RefundRef, RefundState, Refunding,
-    Request, Start, StartPayment, Started, cut, sound_id, sound_ref,
+    Request, Stamp, Start, StartPayment, Started, cut, sound_id, sound_ref,
 };
 use super::notice::{
     Capture, Notice, ProviderName, Refund, RefundAmount, Refusal, RefusalCode, What, fresh, only, positive,
@@ -28,7 +31,9 @@ use crate::config::StripeSettings;
 /// The version of Stripe's API whose shapes are read here.
 const API_VERSION: &str = "2026-10-28.endive";
 
-/// Under these names our ids travel in Stripe's metadata, from the request to the events.
+/// Under these names our ids travel in Stripe's metadata, from the request to the events. The shop tells whose they are:
+/// Stripe sends every endpoint the events of the whole account.
+const SHOP_KEY: &str = "doorbuster_shop";
 const PAYMENT_KEY: &str = "doorbuster_payment";
 const REFUND_KEY: &str = "doorbuster_refund";
 
@@ -37,6 +42,15 @@ const SIGNATURES_MAX: usize = 16;
 
 /// The most endpoint secrets: the current ones and those they replace.
 const SECRETS_MAX: usize = 8;
+
+/// For so long starting or closing again is the same request, in seconds: a double click, or an answer that was lost.
+/// Later it is another one, because Stripe would repeat its first answer, also an error. A session that nobody was told of
+/// is never paid.
+const SLOT_S: i64 = 10;
+
+/// Stripe lets no session end in less than 30 minutes, or in more than a day; with a minute for the clocks, in seconds.
+const SESSION_MIN_S: i64 = 31 * 60;
+const SESSION_MAX_S: i64 = 24 * 3_600 - 60;
 
 /// Stripe cuts names of products there, in characters.
 const TITLE_CHARS_MAX: usize = 250;
@@ -48,6 +62,8 @@ pub struct Stripe {
     /// Whether real money moves, which the key says.
     live: bool,
     secrets: Vec<hmac::Key>,
+    /// Whose payments are ours, as the metadata says it.
+    shop: String,
 }
 
 impl fmt::Debug for Stripe {
@@ -58,7 +74,7 @@ impl fmt::Debug for Stripe {
 
 impl Stripe {
     /// `None` when Stripe is not set at all.
-    pub(super) fn new(settings: &StripeSettings, faults: &mut Faults) -> Option<Self> {
+    pub(super) fn new(settings: &StripeSettings, shop: &[u8; 16], faults: &mut Faults) -> Option<Self> {
         let StripeSettings { secret_key, webhook_secrets, url } = settings;
         if secret_key.is_none() && webhook_secrets.is_empty() {
             return None;
@@ -90,7 +106,8 @@ impl Stripe {
             |secret: &SecretString| hmac::Key::new(hmac::HMAC_SHA256, secret.expose_secret().as_bytes());
         let secrets = webhook_secrets.iter().map(key).collect();
         let url = url.trim_end_matches('/').to_owned();
-        (faults.count() == before).then(|| Self { url, secret_key: secret_key.clone(), live, secrets })
+        let shop = hex(shop);
+        (faults.count() == before).then(|| Self { url, secret_key: secret_key.clone(), live, secrets, shop })
     }
 
     pub(super) fn verify(&self, headers: &HeaderMap, body: &[u8], now: UnixMs) -> Result<Notice, Refusal> {
@@ -99,7 +116,11 @@ impl Stripe {
         self.verify_signature(header, body, now)?;
         let event: Event<'_> = read(body)?;
         self.verify_account(&event)?;
-        Ok(Notice { provider: ProviderName::Stripe, event_id: reference(&event.id)?, what: event.what()? })
+        Ok(Notice {
+            provider: ProviderName::Stripe,
+            event_id: reference(&event.id)?,
+            what: event.what(&self.shop)?,
+        })
     }
 
     fn verify_signature(&self, header: &str, body: &[u8], now: UnixMs) -> Result<(), Refusal> {
@@ -133,14 +154,16 @@ impl Stripe {
         Err(Refusal::new(RefusalCode::WrongMerchant, sentence))
     }
 
-    /// A Checkout Session. It is not told `pay_by`, because Stripe lets none end in less than 30 minutes: close it.
-    pub(super) fn start(&self, payment: &StartPayment) -> Result<Start, CallError> {
+    /// A Checkout Session. It ends at `pay_by`, but not as soon as Stripe does not allow: close it.
+    pub(super) fn start(&self, payment: &StartPayment, stamp: &Stamp) -> Result<Start, CallError> {
+        let slot_s = slot_s(stamp);
         let id = sound_id(&payment.payment_id)?;
         let mut form = Serializer::new(String::new());
         form.append_pair("mode", "payment")
             .append_pair("client_reference_id", id)
             .append_pair("success_url", &payment.return_url)
             .append_pair("cancel_url", &payment.return_url)
+            .append_pair("expires_at", &expires_at(payment.pay_by, slot_s).to_string())
             .append_pair("line_items[0][quantity]", "1")
             .append_pair("line_items[0][price_data][currency]", &lower(payment.amount.currency))
             .append_pair("line_items[0][price_data][unit_amount]", &to_stripe(payment.amount)?.to_string())
@@ -148,9 +171,11 @@ impl Stripe {
                 "line_items[0][price_data][product_data][name]",
                 &cut(&payment.title, TITLE_CHARS_MAX),
             )
+            .append_pair(&format!("metadata[{SHOP_KEY}]"), &self.shop)
             .append_pair(&format!("metadata[{PAYMENT_KEY}]"), id)
+            .append_pair(&format!("payment_intent_data[metadata][{SHOP_KEY}]"), &self.shop)
             .append_pair(&format!("payment_intent_data[metadata][{PAYMENT_KEY}]"), id);
-        let key = format!("start-{id}");
+        let key = format!("start-{id}-{slot_s}");
         Ok(Start::Send(self.post("/v1/checkout/sessions", form.finish(), &key)?))
     }
 
@@ -161,13 +186,10 @@ impl Stripe {
         Ok(Started { pay: PayAt::Url(url), provider_ref: Some(session.id) })
     }
 
-    pub(super) fn close(&self, payment: &PaymentRef) -> Result<Request, CallError> {
+    pub(super) fn close(&self, payment: &PaymentRef, stamp: &Stamp) -> Result<Request, CallError> {
         let session = session_of(payment)?;
-        self.post(
-            &format!("/v1/checkout/sessions/{session}/expire"),
-            String::new(),
-            &format!("close-{session}"),
-        )
+        let key = format!("close-{session}-{}", slot_s(stamp));
+        self.post(&format!("/v1/checkout/sessions/{session}/expire"), String::new(), &key)
     }
 
     pub(super) fn read_close(&self, answer: &Answer) -> Result<Closing, CallError> {
@@ -183,16 +205,16 @@ impl Stripe {
 
     pub(super) fn ask(&self, payment: &PaymentRef) -> Result<Request, CallError> {
         let session = session_of(payment)?;
-        self.get(&format!("/v1/checkout/sessions/{session}?expand[0]=payment_intent.latest_charge"))
+        self.get(&format!("/v1/checkout/sessions/{session}"))
     }
 
-    pub(super) fn read_ask(&self, answer: &Answer, now: UnixMs) -> Result<Asked, CallError> {
+    pub(super) fn read_ask(&self, answer: &Answer) -> Result<Asked, CallError> {
         let session: Session = match self.believed(answer) {
             Err(CallError::Refused { .. }) if answer.status == 404 => return Ok(Asked::Unknown),
             other => other?,
         };
         match (session.status.as_deref(), session.payment_status.as_deref()) {
-            (Some("complete"), Some("paid")) => session.capture(now).map(Asked::Paid),
+            (Some("complete"), Some("paid")) => session.capture().map(Asked::Paid),
             // Some ways of paying take days after the buyer is done; the money may still come.
             (Some("open" | "complete"), _) => Ok(Asked::Open),
             (Some("expired"), _) => Ok(Asked::Closed),
@@ -205,6 +227,7 @@ impl Stripe {
         let mut form = Serializer::new(String::new());
         form.append_pair("payment_intent", sound_ref(&refund.capture_id)?)
             .append_pair("amount", &to_stripe(refund.amount)?.to_string())
+            .append_pair(&format!("metadata[{SHOP_KEY}]"), &self.shop)
             .append_pair(&format!("metadata[{PAYMENT_KEY}]"), sound_id(&refund.payment_id)?)
             .append_pair(&format!("metadata[{REFUND_KEY}]"), id);
         self.post("/v1/refunds", form.finish(), &format!("refund-{id}"))
@@ -228,7 +251,7 @@ impl Stripe {
         let state = match refund.status.as_str() {
             "succeeded" => RefundState::Done,
             "pending" | "requires_action" => RefundState::Pending,
-            "failed" | "canceled" => RefundState::Failed { reason: refund.reason() },
+            "failed" | "canceled" => RefundState::Failed { reason: refund.reason(), is_final: true },
             _ => return Err(CallError::Unbelievable("the refund is in no state we know")),
         };
         Ok(Refunding { state, provider_ref: Some(refund.id) })
@@ -261,9 +284,12 @@ impl Stripe {
         }
         let told: Result<ErrorBody, _> = serde_json::from_slice(&answer.body);
         let error = told.map(|body| body.error).unwrap_or_default();
+        let is_mixed_up = error.kind.as_deref() == Some("idempotency_error");
         let code = error.code.or(error.kind).unwrap_or_else(|| answer.status.to_string());
         let message = error.message.unwrap_or_default();
         match answer.status {
+            // The same key with other values, such as a title that was changed: the next slot has another key.
+            400..=404 if is_mixed_up => Err(CallError::TryAgain { code, message }),
             400..=404 => Err(CallError::Refused { code, message }),
             // 409: the same request is still under way.
             409 | 429 | 500..=599 => Err(CallError::TryAgain { code, message }),
@@ -295,7 +321,6 @@ struct Event<'a> {
     id: String,
     #[serde(rename = "type")]
     kind: String,
-    created: i64,
     livemode: bool,
     account: Option<String>,
     #[serde(borrow)]
@@ -309,26 +334,33 @@ struct EventData<'a> {
 }
 
 impl Event<'_> {
-    fn what(&self) -> Result<What, Refusal> {
+    fn what(&self, shop: &str) -> Result<What, Refusal> {
         let object = self.data.object.get().as_bytes();
         let other = || What::Other { kind: self.kind.clone() };
         let known = match self.kind.as_str() {
-            "payment_intent.succeeded" => read::<PaymentIntent>(object)?.what(self.at()?)?,
-            "charge.refunded" => read::<Charge>(object)?.what(self.at()?)?,
+            "payment_intent.succeeded" => read::<PaymentIntent>(object)?.what(shop)?,
+            "charge.refunded" => read::<Charge>(object)?.what(shop)?,
             "refund.created" | "refund.updated" | "refund.failed" | "charge.refund.updated" => {
-                read::<RefundObject>(object)?.what(self.at()?)?
+                read::<RefundObject>(object)?.what(shop)?
             }
             _ => None,
         };
         Ok(known.unwrap_or_else(other))
     }
-
-    fn at(&self) -> Result<UnixMs, Refusal> {
-        instant(self.created).ok_or(Refusal::malformed("the time of the event is out of range"))
-    }
 }
 
 type Metadata = BTreeMap<String, String>;
+
+fn is_ours(metadata: &Metadata, shop: &str) -> bool {
+    metadata.get(SHOP_KEY).is_some_and(|theirs| theirs == shop)
+}
+
+/// Whether it names a shop like ours, and not ours. Without any name, as of a refund made in the dashboard, it is told by
+/// its PaymentIntent whose it is.
+fn is_anothers(metadata: &Metadata, shop: &str) -> bool {
+    let names_a_shop = [SHOP_KEY, PAYMENT_KEY].iter().any(|key| metadata.contains_key(*key));
+    names_a_shop && !is_ours(metadata, shop)
+}
 
 #[derive(Deserialize)]
 struct PaymentIntent {
@@ -342,8 +374,9 @@ struct PaymentIntent {
 
 impl PaymentIntent {
     /// `None` for what was not started by us: an account may serve other shops, whose money is not ours to touch.
-    fn what(self, paid_at: UnixMs) -> Result<Option<What>, Refusal> {
-        let Some(payment_id) = self.metadata.get(PAYMENT_KEY) else { return Ok(None) };
+    fn what(self, shop: &str) -> Result<Option<What>, Refusal> {
+        let ours = self.metadata.get(PAYMENT_KEY).filter(|_| is_ours(&self.metadata, shop));
+        let Some(payment_id) = ours else { return Ok(None) };
         if self.status != "succeeded" {
             return Err(Refusal::malformed("the payment of a succeeded event has not succeeded"));
         }
@@ -351,7 +384,6 @@ impl PaymentIntent {
             capture_id: reference(&self.id)?,
             payment_id: reference(payment_id)?,
             amount: from_stripe(self.amount_received, &self.currency)?,
-            paid_at,
         })))
     }
 }
@@ -366,16 +398,17 @@ struct Charge {
 }
 
 impl Charge {
-    /// `None` for a charge without a PaymentIntent: none of ours.
-    fn what(self, at: UnixMs) -> Result<Option<What>, Refusal> {
-        let Some(capture_id) = &self.payment_intent else { return Ok(None) };
+    /// `None` for a charge without a PaymentIntent, or of another shop: none of ours.
+    fn what(self, shop: &str) -> Result<Option<What>, Refusal> {
+        let ours = self.payment_intent.as_ref().filter(|_| !is_anothers(&self.metadata, shop));
+        let Some(capture_id) = ours else { return Ok(None) };
         let refund = Refund {
             capture_id: reference(capture_id)?,
             payment_id: self.metadata.get(PAYMENT_KEY).map(|id| reference(id)).transpose()?,
             refund_id: None,
             amount: RefundAmount::SoFar(from_stripe(self.amount_refunded, &self.currency)?),
         };
-        Ok(Some(What::Refunded { refund, at }))
+        Ok(Some(What::Refunded(refund)))
     }
 }
 
@@ -392,18 +425,22 @@ struct RefundObject {
 }
 
 impl RefundObject {
-    fn what(self, at: UnixMs) -> Result<Option<What>, Refusal> {
-        let Some(capture_id) = &self.payment_intent else { return Ok(None) };
-        let ours = |key: &str| self.metadata.as_ref().and_then(|metadata| metadata.get(key));
+    fn what(self, shop: &str) -> Result<Option<What>, Refusal> {
+        let none = Metadata::new();
+        let metadata = self.metadata.as_ref().unwrap_or(&none);
+        let ours = self.payment_intent.as_ref().filter(|_| !is_anothers(metadata, shop));
+        let Some(capture_id) = ours else { return Ok(None) };
         let refund = Refund {
             capture_id: reference(capture_id)?,
-            payment_id: ours(PAYMENT_KEY).map(|id| reference(id)).transpose()?,
-            refund_id: ours(REFUND_KEY).map(|id| reference(id)).transpose()?,
+            payment_id: metadata.get(PAYMENT_KEY).map(|id| reference(id)).transpose()?,
+            refund_id: metadata.get(REFUND_KEY).map(|id| reference(id)).transpose()?,
             amount: RefundAmount::This(from_stripe(self.amount, &self.currency)?),
         };
         match self.status.as_str() {
-            "succeeded" => Ok(Some(What::Refunded { refund, at })),
-            "failed" | "canceled" => Ok(Some(What::RefundFailed { refund, reason: self.reason() })),
+            "succeeded" => Ok(Some(What::Refunded(refund))),
+            "failed" | "canceled" => {
+                Ok(Some(What::RefundFailed { refund, reason: self.reason(), is_final: true }))
+            }
             _ => Ok(None),
         }
     }
@@ -422,38 +459,18 @@ struct Session {
     client_reference_id: Option<String>,
     amount_total: Option<i64>,
     currency: Option<String>,
-    payment_intent: Option<Expandable>,
-}
-
-/// Stripe shows an object or only its id, as asked.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Expandable {
-    Whole { id: String, latest_charge: Option<LatestCharge> },
-    Id(String),
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum LatestCharge {
-    Whole { created: i64 },
-    Id(#[expect(dead_code, reason = "only its shape matters")] String),
+    payment_intent: Option<String>,
 }
 
 impl Session {
-    fn capture(self, now: UnixMs) -> Result<Capture, CallError> {
+    fn capture(self) -> Result<Capture, CallError> {
         const INCOMPLETE: CallError =
             CallError::Unbelievable("a paid session lacks its payment or its amount");
-        let (capture_id, charged) = match self.payment_intent.ok_or(INCOMPLETE)? {
-            Expandable::Whole { id, latest_charge: Some(LatestCharge::Whole { created }) } => {
-                (id, instant(created))
-            }
-            Expandable::Whole { id, .. } | Expandable::Id(id) => (id, None),
-        };
+        let capture_id = self.payment_intent.ok_or(INCOMPLETE)?;
         let currency = self.currency.ok_or(INCOMPLETE)?;
         let amount = from_stripe(self.amount_total.ok_or(INCOMPLETE)?, &currency).map_err(|_| INCOMPLETE)?;
         let payment_id = self.client_reference_id.ok_or(INCOMPLETE)?;
-        Ok(Capture { capture_id, payment_id, amount, paid_at: charged.unwrap_or(now) })
+        Ok(Capture { capture_id, payment_id, amount })
     }
 }
 
@@ -508,8 +525,16 @@ fn lower(currency: Currency) -> String {
     currency.as_str().to_ascii_lowercase()
 }
 
-fn instant(seconds: i64) -> Option<UnixMs> {
-    seconds.checked_mul(1_000).filter(|ms| *ms > 0).map(UnixMs)
+/// When the slot began in which a request is made.
+fn slot_s(stamp: &Stamp) -> i64 {
+    let now_s = stamp.now.0.div_euclid(1_000);
+    now_s - now_s.rem_euclid(SLOT_S)
+}
+
+/// When a session that is made in this slot ends, in seconds.
+fn expires_at(pay_by: UnixMs, slot_s: i64) -> i64 {
+    let pay_by_s = pay_by.plus_ms(999).0.div_euclid(1_000);
+    pay_by_s.clamp(slot_s + SESSION_MIN_S, slot_s + SESSION_MAX_S)
 }
 
 fn session_of(payment: &PaymentRef) -> Result<&str, CallError> {
@@ -539,6 +564,21 @@ mod tests {
 
     fn money(amount: i64, currency: &str) -> Money {
         Money { amount, currency: currency.parse().unwrap() }
+    }
+
+    #[test]
+    fn a_session_ends_with_the_time_to_pay_as_far_as_stripe_allows() {
+        let at = |pay_by_s: i64| expires_at(UnixMs(pay_by_s * 1_000), 1_000_000) - 1_000_000;
+        assert_eq!(at(1_000_000 + 900), 31 * 60, "not in less than 30 minutes");
+        assert_eq!(at(1_000_000 + 3_600), 3_600);
+        assert_eq!(at(1_000_000 + 86_400), 86_340, "not in more than a day");
+        assert_eq!(expires_at(UnixMs(1_003_600_001), 1_000_000), 1_003_601, "not before the last moment");
+    }
+
+    #[test]
+    fn the_same_slot_is_the_same_request() {
+        let at = |ms: i64| slot_s(&Stamp { now: UnixMs(ms), nonce: String::new() });
+        assert_eq!([at(10_000), at(19_999), at(20_000)], [10, 10, 20]);
     }
 
     #[test]

@@ -43,6 +43,10 @@ const PLATFORM_KEYS_MAX: usize = 8;
 const DESCRIPTION_BYTES_MAX: usize = 127;
 const REASON_BYTES_MAX: usize = 80;
 
+/// Why money does not go back. What is abnormal goes on under its number once somebody has handled it; what is closed never.
+const ABNORMAL: &str = "the buyer's account cannot take the money; handle it in WeChat Pay's console";
+const CLOSED: &str = "WeChat Pay closed the refund";
+
 const ORDERS: &str = "/v3/pay/transactions";
 const REFUNDS: &str = "/v3/refund/domestic/refunds";
 
@@ -164,14 +168,12 @@ impl Wechat {
         if transaction.trade_state != "SUCCESS" {
             return Err(Refusal::malformed("the transaction of a success has not succeeded"));
         }
-        const INCOMPLETE: Refusal = Refusal::malformed("a paid transaction lacks its id, amount or time");
+        const INCOMPLETE: Refusal = Refusal::malformed("a paid transaction lacks its id or amount");
         let amount = transaction.amount.ok_or(INCOMPLETE)?;
-        let paid_at = transaction.success_time.ok_or(INCOMPLETE)?;
         Ok(What::Captured(Capture {
             capture_id: reference(&transaction.transaction_id.ok_or(INCOMPLETE)?)?,
             payment_id: reference(&transaction.out_trade_no)?,
             amount: positive(amount.total.ok_or(INCOMPLETE)?, self.currency(amount.currency.as_deref())?)?,
-            paid_at: UnixMs::parse(&paid_at).map_err(|_| Refusal::malformed("success_time is no time"))?,
         }))
     }
 
@@ -187,17 +189,9 @@ impl Wechat {
             amount: RefundAmount::This(amount),
         };
         match told.refund_status.as_str() {
-            "SUCCESS" => {
-                let at = told.success_time.as_deref().and_then(|time| UnixMs::parse(time).ok());
-                let at = at.ok_or(Refusal::malformed("success_time is no time"))?;
-                Ok(What::Refunded { refund, at })
-            }
-            "ABNORMAL" => {
-                let reason =
-                    "the buyer's account cannot take the money; handle it in WeChat Pay's console".to_owned();
-                Ok(What::RefundFailed { refund, reason })
-            }
-            "CLOSED" => Ok(What::RefundFailed { refund, reason: "WeChat Pay closed the refund".to_owned() }),
+            "SUCCESS" => Ok(What::Refunded(refund)),
+            "ABNORMAL" => Ok(What::RefundFailed { refund, reason: ABNORMAL.to_owned(), is_final: false }),
+            "CLOSED" => Ok(What::RefundFailed { refund, reason: CLOSED.to_owned(), is_final: true }),
             _ => Err(Refusal::malformed("the refund is in no state we know")),
         }
     }
@@ -305,14 +299,13 @@ impl Wechat {
 
     pub(super) fn read_refund(&self, answer: &Answer, now: UnixMs) -> Result<Refunding, CallError> {
         let told: RefundAnswer = self.believed(answer, now)?.map_err(Told::refused)?;
-        let failed = |reason: &str| RefundState::Failed { reason: reason.to_owned() };
+        let failed =
+            |reason: &str, is_final: bool| RefundState::Failed { reason: reason.to_owned(), is_final };
         let state = match told.status.as_str() {
             "SUCCESS" => RefundState::Done,
             "PROCESSING" => RefundState::Pending,
-            "CLOSED" => failed("WeChat Pay closed the refund"),
-            "ABNORMAL" => {
-                failed("the buyer's account cannot take the money; handle it in WeChat Pay's console")
-            }
+            "CLOSED" => failed(CLOSED, true),
+            "ABNORMAL" => failed(ABNORMAL, false),
             _ => return Err(CallError::Unbelievable("the refund is in no state we know")),
         };
         Ok(Refunding { state, provider_ref: Some(told.refund_id) })
@@ -417,7 +410,6 @@ struct Transaction {
     out_trade_no: String,
     trade_state: String,
     transaction_id: Option<String>,
-    success_time: Option<String>,
     amount: Option<TransactionAmount>,
 }
 
@@ -434,7 +426,6 @@ struct RefundNotice {
     out_trade_no: String,
     out_refund_no: String,
     refund_status: String,
-    success_time: Option<String>,
     amount: RefundedAmount,
 }
 

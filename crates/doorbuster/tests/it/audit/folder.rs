@@ -197,7 +197,8 @@ const PLANTS: &[Plant] = &[
     plant(
         Kind::MoneyDisagrees,
         1,
-        "update payments set state = 'refund_failed' where order_id = (select order_id from orders where buyer = 'eve');",
+        "update payments set state = 'refund_due', next_try_at = 9000000000000000
+         where order_id = (select order_id from orders where buyer = 'eve');",
     ),
     plant(Kind::MoneyDisagrees, 2, "update orders set payment_id = null where buyer = 'bob';"),
     plant(

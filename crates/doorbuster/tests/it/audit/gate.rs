@@ -14,6 +14,7 @@ use doorbuster::queue::Claim;
 use rules::audit::{Kind, Mending};
 use rules::id::{OfferId, OrderId};
 use rules::order::State;
+use rules::payment::REFUND_SLOW_MS;
 use rules::sale::SaleAction;
 use rules::wire::{AuditRequest, AuditView};
 use tempfile::TempDir;
@@ -337,6 +338,14 @@ async fn what_the_workers_leave_undone_is_found() {
     pay(&app.ledger, OrderId(12), "ann", 1, clock.now()).await;
     app.ledger.refund_order(OrderId(12), true, clock.now()).await.unwrap();
     clock.advance(Duration::from_secs(3_601));
+    idle.check(refunded, Kind::RefundStuck, 1).await;
+
+    // Asked lately, and its provider is at it: for a while, and for too long.
+    let payment = app.ledger.payments_of(OrderId(12)).await.unwrap()[0].id;
+    let later = clock.now().plus_ms(2 * REFUND_SLOW_MS);
+    app.ledger.refund_begun(payment, later, clock.now()).await.unwrap().unwrap();
+    assert_eq!(findings(&idle.audit(refunded, false).await), []);
+    clock.advance(Duration::from_millis(REFUND_SLOW_MS.unsigned_abs() + 1));
     idle.check(refunded, Kind::RefundStuck, 1).await;
     let Idle { app, workers, .. } = idle;
     workers.end(&app, Duration::from_secs(5)).await;

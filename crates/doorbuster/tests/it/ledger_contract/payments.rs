@@ -234,9 +234,21 @@ async fn money_for_nothing_we_know_goes_back(books: Books) {
     }
     let due = books.ledger.refunds_due(NOW, 10).await.unwrap();
     assert_eq!(due.iter().map(|payment| payment.order).collect::<Vec<_>>(), [Some(OrderId(77)), None]);
-    let unknown = Told::Refunded { key: CaptureKey::new("sandbox", "cap 3").unwrap() };
-    let unknown = take(&books, Notice { event_id: "evt 3".into(), told: unknown }, NOW).await;
-    assert!(matches!(unknown, Taken::UnknownCapture), "{unknown:?}");
+    let back = |payment: Option<u128>| Told::Refunded {
+        key: CaptureKey::new("sandbox", "cap 3").unwrap(),
+        payment: payment.map(|id| PaymentId(id).to_string()),
+        number: None,
+    };
+    for nobodys in [None, Some(88)] {
+        let told = take(&books, Notice { event_id: "evt 3".into(), told: back(nobodys) }, NOW).await;
+        assert!(matches!(told, Taken::UnknownCapture), "{told:?}");
+    }
+    record(&books, vec![claim(1, 11, "ann", 1)]).await;
+    start(&books, 11, "ann", "sandbox", 101).await;
+    for _ in 0..2 {
+        let early = take(&books, Notice { event_id: "evt 3".into(), told: back(Some(101)) }, NOW).await;
+        assert!(matches!(early, Taken::TooEarly), "its money must be told first: {early:?}");
+    }
 }
 
 /// An order of ann's that timed out, and money for it a minute later.

@@ -1,10 +1,12 @@
 //! What every ledger does with money on its way back.
 
 use doorbuster::ledger::StockChanged;
-use doorbuster::ledger::money::{Notice, Payment, RefundAsked, RefundEnd, Taken, Told};
+use doorbuster::ledger::money::{
+    Notice, Payment, RefundAsked, RefundEnd, RefundFailure, RefundOf, Taken, Told,
+};
 use rules::id::{OrderId, PaymentId};
 use rules::order::State;
-use rules::payment::{CaptureKey, RefundReason, State as PaymentState};
+use rules::payment::{CaptureKey, REFUND_SLOW_MS, RefundReason, State as PaymentState};
 
 use super::deadlines::PAY_BY;
 use super::payments::{by_payment, captured, start, take};
@@ -26,6 +28,31 @@ async fn ask(books: &Books, restock: bool) -> RefundAsked {
 
 async fn due(books: &Books) -> Vec<Payment> {
     books.ledger.refunds_due(NOW, 10).await.unwrap()
+}
+
+/// The present refund of a payment fails: for good, or perhaps not.
+pub(super) async fn fail(books: &Books, id: PaymentId, problem: &str, is_final: bool) -> RefundEnd {
+    let number = books.ledger.payment(id).await.unwrap().map(|payment| payment.refund_number());
+    let failure = RefundFailure { number, problem: problem.into(), is_final };
+    books.ledger.refund_failed(id, failure, NOW).await.unwrap()
+}
+
+/// A provider tells that money is back, or that it is not, by the refund of this number.
+fn told(event: &str, number: Option<&str>, failure: Option<bool>) -> Notice {
+    let key = CaptureKey::new("sandbox", "cap").unwrap();
+    let (payment, number) = (Some(PAYMENT.to_string()), number.map(str::to_owned));
+    let told = match failure {
+        None => Told::Refunded { key, payment, number },
+        Some(is_final) => {
+            let failure = RefundFailure { number, problem: "no".into(), is_final };
+            Told::RefundFailed { key, payment, failure }
+        }
+    };
+    Notice { event_id: event.into(), told }
+}
+
+async fn payment(books: &Books) -> Payment {
+    books.ledger.payment(PAYMENT).await.unwrap().unwrap()
 }
 
 fn ended(taken: Taken) -> RefundEnd {
@@ -87,30 +114,35 @@ async fn a_refund_without_restock_lowers_the_stock(books: Books) {
 async fn a_refused_refund_keeps_the_units_and_can_be_tried_again(books: Books) {
     paid(&books).await;
     ask(&books, true).await;
-    let key = due(&books).await[0].refund_key.clone();
+    let number = due(&books).await[0].refund_number();
     books.ledger.refund_begun(PAYMENT, NOW.plus_s(60), NOW).await.unwrap();
-    let fail = || books.ledger.refund_failed(PAYMENT, "the account is closed".into(), NOW);
-    let RefundEnd::Failed { payment, order: Some(failed) } = fail().await.unwrap() else { panic!() };
+    let fail = async || fail(&books, PAYMENT, "the account is closed", false).await;
+    let RefundEnd::Failed { payment, order: Some(failed) } = fail().await else { panic!() };
     assert_eq!(
         (failed.status.state, payment.problem.as_deref()),
         (State::RefundFailed, Some("the account is closed"))
     );
-    assert!(matches!(fail().await.unwrap(), RefundEnd::Before(_)));
+    assert!(matches!(fail().await, RefundEnd::Before(_)));
     assert_eq!((due(&books).await, units(&books).await), (Vec::new(), (10, 2, 2)));
-    let done_late = books.ledger.refund_done(PAYMENT, NOW).await.unwrap();
-    assert!(matches!(done_late, RefundEnd::Unasked(_)), "somebody must look: {done_late:?}");
     let RefundAsked::Begun { order: again, .. } = ask(&books, false).await else { panic!() };
     assert_eq!((again.status.state, again.seq), (State::Refunding, 6));
     let due = due(&books).await;
     assert_eq!(
-        (due.len(), &due[0].refund_key, due[0].restock),
-        (1, &key, false),
-        "the same key, the new choice"
+        (due.len(), due[0].refund_number(), due[0].restock),
+        (1, number.clone(), false),
+        "it may still have happened: the same number, the new choice"
     );
-    assert_eq!(due[0].status.state, PaymentState::Refunding);
-    books.ledger.refund_failed(PAYMENT, "again".into(), NOW).await.unwrap();
+    assert_eq!((due[0].status.state, due[0].attempts), (PaymentState::Refunding, 0));
+    super::refunds::fail(&books, PAYMENT, "closed", true).await;
     let retried = books.ledger.retry_refund(PAYMENT, NOW).await.unwrap().unwrap();
-    assert_eq!((retried.status.state, retried.refund_key), (PaymentState::Refunding, key));
+    assert_eq!(retried.status.state, PaymentState::Refunding);
+    assert_eq!(retried.refund_number(), format!("{number}-1"), "that one never happens any more");
+    assert_eq!(retried.refund_of(Some(&number)), RefundOf::Earlier);
+    for nobodys in
+        [None, Some("x"), Some(""), Some("-1"), Some(&*format!("{number}-2")), Some(&*format!("{number}-01"))]
+    {
+        assert_eq!(retried.refund_of(nobodys), RefundOf::Nobody, "{nobodys:?}");
+    }
     assert_eq!(books.ledger.retry_refund(PAYMENT, NOW).await.unwrap(), None);
     books.ledger.refund_done(PAYMENT, NOW).await.unwrap();
     assert_eq!(units(&books).await, (8, 0, 0));
@@ -127,7 +159,7 @@ async fn a_refund_is_asked_for_again_when_no_word_came(books: Books) {
     let again = books.ledger.refunds_due(NOW.plus_s(10), 10).await.unwrap();
     assert_eq!(again, std::slice::from_ref(&first));
     let second = begin(30).await.unwrap().unwrap();
-    assert_eq!((second.attempts, second.refund_key), (2, first.refund_key));
+    assert_eq!((second.attempts, second.refund_number()), (2, first.refund_number()));
     books.ledger.refund_done(PAYMENT, NOW).await.unwrap();
     assert_eq!(begin(60).await.unwrap(), None);
     assert_eq!(books.ledger.refund_begun(PaymentId(9), NOW, NOW).await.unwrap(), None);
@@ -153,7 +185,7 @@ async fn money_that_never_paid_goes_back_without_touching_the_order(books: Books
         books.ledger.payments_of(OrderId(11)).await.unwrap().into_iter().map(|p| p.refund_key).collect();
     assert_ne!(keys[0], keys[1], "each capture has its own refund");
     books.ledger.refund_begun(second, NOW.plus_s(60), NOW).await.unwrap();
-    let failed = books.ledger.refund_failed(second, "no".into(), NOW).await.unwrap();
+    let failed = fail(&books, second, "no", true).await;
     assert!(matches!(failed, RefundEnd::Failed { order: None, .. }), "{failed:?}");
     books.ledger.retry_refund(second, NOW).await.unwrap().unwrap();
     let done = books.ledger.refund_done(second, NOW).await.unwrap();
@@ -167,23 +199,117 @@ async fn money_that_never_paid_goes_back_without_touching_the_order(books: Books
 
 async fn the_providers_own_word_ends_a_refund(books: Books) {
     paid(&books).await;
-    let key = CaptureKey::new("sandbox", "cap").unwrap();
-    let refunded = |event: &str| Notice { event_id: event.into(), told: Told::Refunded { key: key.clone() } };
+    let refunded = |event: &str| told(event, None, None);
     let early = ended(take(&books, refunded("r 1"), NOW).await);
     assert!(matches!(early, RefundEnd::Unasked(_)), "refunded in the provider's console: {early:?}");
     assert_eq!(order(&books, 11).await.status.state, State::Paid);
     ask(&books, true).await;
     books.ledger.refund_begun(PAYMENT, NOW.plus_s(60), NOW).await.unwrap();
-    let failed = Told::RefundFailed { key: key.clone(), problem: "no".into() };
-    let failed = ended(take(&books, Notice { event_id: "r 2".into(), told: failed }, NOW).await);
-    assert!(matches!(failed, RefundEnd::Failed { order: Some(_), .. }), "{failed:?}");
-    ask(&books, true).await;
+    let by_hand = ended(take(&books, told("r 0", None, Some(true)), NOW).await);
+    assert!(matches!(by_hand, RefundEnd::Unasked(_)), "none of ours failed: {by_hand:?}");
     let done = ended(take(&books, refunded("r 3"), PAY_BY).await);
     assert!(matches!(done, RefundEnd::Done { released: Some(_), .. }), "{done:?}");
     assert!(matches!(take(&books, refunded("r 3"), PAY_BY).await, Taken::Duplicate));
     assert!(matches!(ended(take(&books, refunded("r 4"), PAY_BY).await), RefundEnd::Before(_)));
     assert_eq!(units(&books).await, (10, 0, 0));
     assert_books_fit(&books).await;
+}
+
+async fn what_a_provider_says_after_it_gave_up_counts(books: Books) {
+    paid(&books).await;
+    ask(&books, false).await;
+    let number = payment(&books).await.refund_number();
+    books.ledger.refund_begun(PAYMENT, NOW.plus_s(60), NOW).await.unwrap();
+    let abnormal = ended(take(&books, told("r 1", Some(&number), Some(false)), NOW).await);
+    assert!(matches!(abnormal, RefundEnd::Failed { order: Some(_), .. }), "{abnormal:?}");
+    let sum = ended(take(&books, told("r 2", None, None), NOW).await);
+    assert!(matches!(sum, RefundEnd::Unasked(_)), "it may be an old word: {sum:?}");
+    let done = ended(take(&books, told("r 3", Some(&number), None), NOW).await);
+    let RefundEnd::Done { released: Some(released), .. } = done else { panic!("{done:?}") };
+    assert!(!released.restock, "as the operator chose");
+    assert_eq!((order(&books, 11).await.status.state, units(&books).await), (State::Refunded, (8, 0, 0)));
+    let late = ended(take(&books, told("r 4", Some(&number), Some(false)), NOW).await);
+    assert!(matches!(late, RefundEnd::Before(_)), "what may yet succeed undoes nothing: {late:?}");
+    assert_eq!(payment(&books).await.status.state, PaymentState::Refunded);
+    assert_books_fit(&books).await;
+}
+
+async fn a_refund_that_fails_after_it_was_done_is_tried_again_beside_its_order(books: Books) {
+    paid(&books).await;
+    ask(&books, true).await;
+    let number = payment(&books).await.refund_number();
+    books.ledger.refund_begun(PAYMENT, NOW.plus_s(60), NOW).await.unwrap();
+    books.ledger.refund_done(PAYMENT, NOW).await.unwrap();
+    let failed = ended(take(&books, told("r 1", Some(&number), Some(true)), NOW).await);
+    assert!(matches!(failed, RefundEnd::Failed { order: None, .. }), "{failed:?}");
+    let (row, its) = (payment(&books).await, order(&books, 11).await);
+    assert_eq!((row.status.state, row.ended_at), (PaymentState::RefundFailed, None));
+    assert_eq!((its.status.state, its.seq, units(&books).await), (State::Refunded, 5, (10, 0, 0)));
+    assert_books_fit(&books).await;
+    let again = ended(take(&books, told("r 2", Some(&number), Some(true)), NOW).await);
+    assert!(matches!(again, RefundEnd::Before(_)), "told by several events: {again:?}");
+    let stale = ended(take(&books, told("r 3", Some(&number), None), NOW).await);
+    assert!(matches!(stale, RefundEnd::Unasked(_)), "that was before it failed: {stale:?}");
+    let RefundAsked::Begun { order: same, .. } = ask(&books, false).await else { panic!() };
+    assert_eq!((same.status.state, same.seq), (State::Refunded, 5));
+    assert_eq!(due(&books).await[0].refund_number(), format!("{number}-1"));
+    let sum = ended(take(&books, told("r 4", None, None), NOW).await);
+    assert!(matches!(sum, RefundEnd::Before(_)), "it may tell of the first: {sum:?}");
+    let done = books.ledger.refund_done(PAYMENT, NOW).await.unwrap();
+    assert!(matches!(done, RefundEnd::Done { released: None, .. }), "{done:?}");
+    assert_eq!((order(&books, 11).await.seq, units(&books).await), (5, (10, 0, 0)));
+    let last = kinds(&books).split_off(4);
+    assert_eq!(last, ["payment.refund_failed", "payment.refunded"]);
+    assert_books_fit(&books).await;
+}
+
+async fn failures_in_a_row_are_kept_and_end_a_refund(books: Books) {
+    paid(&books).await;
+    ask(&books, true).await;
+    books.ledger.refund_begun(PAYMENT, NOW, NOW).await.unwrap();
+    let put_off = async |number: String, is_final: bool| {
+        let failure = RefundFailure { number: Some(number), problem: "not now".into(), is_final };
+        books.ledger.refund_put_off(PAYMENT, failure, 2, NOW).await.unwrap()
+    };
+    let first = payment(&books).await.refund_number();
+    assert!(put_off(first.clone(), false).await.is_none());
+    books.ledger.refund_pending(PAYMENT, first.clone(), Some("re 1".into())).await.unwrap();
+    let row = payment(&books).await;
+    assert_eq!((row.failures, row.refund_ref.as_deref()), (0, Some("re 1")), "an answer ends the row");
+    assert!(put_off(first.clone(), true).await.is_none());
+    let row = payment(&books).await;
+    assert_eq!((row.failures, row.refund_ref.as_deref()), (1, None), "the next one has no name yet");
+    let second = row.refund_number();
+    assert_ne!(first, second);
+    books.ledger.refund_pending(PAYMENT, first.clone(), Some("re 1".into())).await.unwrap();
+    assert!(put_off(first, false).await.is_none());
+    assert_eq!(payment(&books).await, row, "the answer of an earlier one came late");
+    let end = put_off(second.clone(), false).await;
+    assert!(matches!(end, Some(RefundEnd::Failed { order: Some(_), .. })), "{end:?}");
+    assert_eq!(payment(&books).await.problem.as_deref(), Some("not now"));
+    assert!(put_off(second.clone(), false).await.is_none(), "it is over");
+    fail(&books, PAYMENT, "closed", true).await;
+    let row = books.ledger.retry_refund(PAYMENT, NOW).await.unwrap().unwrap();
+    assert_ne!(row.refund_number(), second, "what is told of its end afterwards counts too");
+    assert_eq!((row.attempts, row.failures), (0, 0));
+}
+
+async fn a_slow_refund_is_told_once_until_it_begins_again(books: Books) {
+    paid(&books).await;
+    ask(&books, true).await;
+    let slow = NOW.plus_ms(REFUND_SLOW_MS);
+    let tell = async |now| books.ledger.tell_slow_refund(PAYMENT, now).await.unwrap();
+    assert!(!tell(slow).await, "nobody was asked yet");
+    books.ledger.refund_begun(PAYMENT, slow.plus_s(60), NOW).await.unwrap();
+    books.ledger.refund_begun(PAYMENT, slow.plus_s(60), NOW.plus_s(60)).await.unwrap();
+    assert!(!tell(slow.plus_ms(-1)).await);
+    assert_eq!([tell(slow).await, tell(slow.plus_s(60)).await], [true, false]);
+    fail(&books, PAYMENT, "closed", true).await;
+    assert!(!tell(slow.plus_s(120)).await);
+    books.ledger.retry_refund(PAYMENT, slow).await.unwrap();
+    assert!(!tell(slow.plus_s(120)).await);
+    assert!(tell(slow.plus_ms(REFUND_SLOW_MS)).await);
+    assert_eq!(kinds(&books).iter().filter(|kind| *kind == "payment.refund_slow").count(), 2);
 }
 
 contract!(
@@ -196,4 +322,8 @@ contract!(
     only_paid_orders_are_refunded(10),
     money_that_never_paid_goes_back_without_touching_the_order(10),
     the_providers_own_word_ends_a_refund(10),
+    what_a_provider_says_after_it_gave_up_counts(10),
+    a_refund_that_fails_after_it_was_done_is_tried_again_beside_its_order(10),
+    failures_in_a_row_are_kept_and_end_a_refund(10),
+    a_slow_refund_is_told_once_until_it_begins_again(10),
 );

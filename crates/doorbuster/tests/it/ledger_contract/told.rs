@@ -11,7 +11,7 @@ use doorbuster::outbox::trial;
 use doorbuster::queue::{Claim, Revive};
 use rules::audit::Kind;
 use rules::id::{AuditId, EventId, OrderId, PaymentId};
-use rules::payment::RefundReason;
+use rules::payment::{REFUND_SLOW_MS, RefundReason};
 use rules::sale::{Sale, SaleAction};
 use rules::strike::Policy;
 use rules::wire::AuditFinding;
@@ -163,7 +163,7 @@ async fn everything_that_happens_to_orders_and_money(books: &Books) {
     let refund = async |payment, fails: bool| {
         books.ledger.refund_begun(PaymentId(payment), NOW.plus_s(60), NOW).await.unwrap();
         if fails {
-            books.ledger.refund_failed(PaymentId(payment), "no".into(), NOW).await.unwrap();
+            super::refunds::fail(books, PaymentId(payment), "no", true).await;
         } else {
             books.ledger.refund_done(PaymentId(payment), NOW).await.unwrap();
         }
@@ -182,6 +182,7 @@ async fn everything_that_happens_to_orders_and_money(books: &Books) {
     assert_eq!(outcome, [Recorded::NotRevived { refund: None }]);
     refund(105, true).await;
     books.ledger.retry_refund(PaymentId(105), NOW).await.unwrap();
+    books.ledger.tell_slow_refund(PaymentId(105), NOW.plus_ms(REFUND_SLOW_MS)).await.unwrap();
     refund(105, false).await;
     take(books, captured("evt 109", "cap 109", by_payment(109), 149_900, 109), NOW).await;
     books.ledger.settle_capture(PaymentId(109), Absent::WillNotCome, NOW).await.unwrap();

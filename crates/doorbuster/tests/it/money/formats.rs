@@ -2,6 +2,7 @@
 //! the callback: each is answered as its provider must be, and money pays the order it names.
 
 use doorbuster::clock::Clock;
+use doorbuster::ledger::SqliteLedger;
 use doorbuster::ledger::money::{NewPayment, PaymentStarted};
 use http::{HeaderName, HeaderValue};
 use rules::buyer::BuyerId;
@@ -14,6 +15,7 @@ use super::*;
 struct Vectors {
     now_ms: i64,
     payment_id: String,
+    shop: String,
     settings: serde_json::Map<String, Value>,
     notifications: Vec<Notification>,
 }
@@ -49,6 +51,10 @@ fn vectors() -> Vectors {
 
 /// A server with all three providers, at the moment of the vectors.
 async fn open(vectors: &Vectors) -> TestApp {
+    open_with(vectors, &[]).await
+}
+
+async fn open_with(vectors: &Vectors, more: &[String]) -> TestApp {
     let text = |value: &Value| match value {
         Value::Array(all) => all.iter().map(|one| one.as_str().unwrap()).collect::<Vec<_>>().join(","),
         one => one.as_str().unwrap().to_owned(),
@@ -58,9 +64,15 @@ async fn open(vectors: &Vectors) -> TestApp {
         let settings = settings.as_object().unwrap().iter();
         overrides.extend(settings.map(|(key, value)| format!("payment.{provider}.{key}={}", text(value))));
     }
-    let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
+    let overrides: Vec<&str> = overrides.iter().chain(more).map(String::as_str).collect();
     let clock = Clock::manual(UnixMs(vectors.now_ms));
-    TestApp::on(tempfile::tempdir().unwrap(), clock, &overrides).await
+    let folder = tempfile::tempdir().unwrap();
+    // The shop that the vectors' payments belong to.
+    let shop = u128::from_str_radix(&vectors.shop, 16).unwrap().to_be_bytes();
+    drop(SqliteLedger::open(&folder.path().join("doorbuster.db"), None, shop).unwrap());
+    let app = TestApp::on(folder, clock, &overrides).await;
+    assert_eq!(shop_of(&app), vectors.shop);
+    app
 }
 
 /// An order, and a payment of it at this provider under the vectors' name. How it is started is another test's business.
@@ -142,4 +154,61 @@ async fn a_payment_of_each_provider_pays_its_order_once() {
         }
         assert_eq!(states(&app, &id).await, [plain("applied")], "{provider}");
     }
+}
+
+/// An answer as WeChat Pay signs it.
+fn signed_by_wechat(vectors: &Vectors, body: &Value) -> Response {
+    use aws_lc_rs::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    let pem = include_str!("../../vectors/payments/keys/test-only-wechat-platform-current.pem");
+    let der: String = pem.lines().filter(|line| !line.starts_with("-----")).collect();
+    let key = RsaKeyPair::from_pkcs8(&STANDARD.decode(der).unwrap()).unwrap();
+    let (time, body) = ((vectors.now_ms / 1_000).to_string(), body.to_string());
+    let mut signature = vec![0; key.public_modulus_len()];
+    let random = aws_lc_rs::rand::SystemRandom::new();
+    key.sign(&RSA_PKCS1_SHA256, &random, format!("{time}\nn\n{body}\n").as_bytes(), &mut signature).unwrap();
+    let paid = vectors.notifications.iter().find(|it| it.provider == "wechat" && it.name == "a payment");
+    let serial = paid.unwrap().headers()["wechatpay-serial"].to_str().unwrap().to_owned();
+    let headers = [
+        ("wechatpay-timestamp", time),
+        ("wechatpay-nonce", "n".to_owned()),
+        ("wechatpay-signature", STANDARD.encode(signature)),
+        ("wechatpay-serial", serial),
+    ];
+    (headers, body).into_response()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refund_that_wechat_closed_is_asked_for_again_under_a_new_number() {
+    let vectors = Arc::new(vectors());
+    let numbers: Arc<Mutex<Vec<String>>> = Arc::default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("payment.wechat.url=http://{}", listener.local_addr().unwrap());
+    let refunds = {
+        let (vectors, numbers) = (Arc::clone(&vectors), Arc::clone(&numbers));
+        move |axum::Json(asked): axum::Json<Value>| {
+            let mut numbers = numbers.lock();
+            numbers.push(asked["out_refund_no"].as_str().unwrap().to_owned());
+            // It never says anything else of a number that it has closed.
+            let state = if numbers.last() == numbers.first() { "CLOSED" } else { "SUCCESS" };
+            let answer = signed_by_wechat(&vectors, &json!({"refund_id": "503", "status": state}));
+            async move { answer }
+        }
+    };
+    let router = axum::Router::new().route("/v3/refund/domestic/refunds", axum::routing::post(refunds));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+
+    let app = open_with(&vectors, &[url]).await;
+    let (ann, id) = awaited(&app, &vectors, "wechat").await;
+    let paid = vectors.notifications.iter().find(|it| it.provider == "wechat" && it.name == "a payment");
+    assert_eq!(paid.unwrap().send(&app).await.0, 200);
+    becomes(&ann, &id, "paid").await;
+    let refund = format!("/admin/v1/orders/{id}/refund");
+    app.operate("POST", &refund, None, 200).await;
+    becomes(&ann, &id, "refund_failed").await;
+    app.operate("POST", &refund, None, 200).await;
+    becomes(&ann, &id, "refunded").await;
+    let key = vectors.payment_id.clone();
+    assert_eq!(*numbers.lock(), [key.clone(), format!("{key}-1")]);
 }

@@ -28,6 +28,7 @@ mod cli;
 /// Half of the buyers do not pay.
 mod storm;
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -180,15 +181,30 @@ pub struct Asked {
     pub body: String,
 }
 
+impl Asked {
+    pub fn idempotency_key(&self) -> Option<String> {
+        self.headers.get("idempotency-key").map(|key| key.to_str().unwrap().to_owned())
+    }
+}
+
 type Mood = Box<dyn FnMut(&Asked) -> (u16, Value) + Send>;
 
-/// Stands in for Stripe on loopback.
+/// The body that came with an idempotency key, and what was answered.
+type Kept = (String, (u16, Value));
+
+/// Stands in for Stripe on loopback. As Stripe does, it repeats its first answer to an idempotency key, also a refusal or
+/// an error 500, whatever its mood is by then. It keeps nothing of what comes before a request is executed.
 #[derive(Clone)]
 pub struct StandIn {
     pub address: SocketAddr,
     asked: Arc<Mutex<Vec<Asked>>>,
     mood: Arc<Mutex<Mood>>,
+    kept: Arc<Mutex<HashMap<String, Kept>>>,
 }
+
+/// Answers that are given before a request is executed: who asks is not known, the same is under way, too many, or nobody
+/// is there to execute it.
+const NOT_EXECUTED: [u16; 4] = [401, 409, 429, 503];
 
 /// The signing secret of the stand-in's notifications.
 pub const STRIPE_SECRET: &str = "whsec_only_in_these_tests_0123456789abcdef";
@@ -197,7 +213,9 @@ impl StandIn {
     pub async fn open(mood: impl FnMut(&Asked) -> (u16, Value) + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let stand_in = Self { address, asked: Arc::default(), mood: Arc::new(Mutex::new(Box::new(mood))) };
+        let mood: Mood = Box::new(mood);
+        let mood = Arc::new(Mutex::new(mood));
+        let stand_in = Self { address, asked: Arc::default(), mood, kept: Arc::default() };
         let router = axum::Router::new().fallback(answer).with_state(stand_in.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
         stand_in
@@ -210,6 +228,28 @@ impl StandIn {
 
     pub fn becomes(&self, mood: impl FnMut(&Asked) -> (u16, Value) + Send + 'static) {
         *self.mood.lock() = Box::new(mood);
+    }
+
+    /// A day has passed since every key came.
+    pub fn forgets_keys(&self) {
+        self.kept.lock().clear();
+    }
+
+    fn answer(&self, asked: &Asked) -> (u16, Value) {
+        let Some(key) = asked.idempotency_key() else { return (self.mood.lock())(asked) };
+        let mut kept = self.kept.lock();
+        match kept.get(&key) {
+            Some((body, answer)) if *body == asked.body => return answer.clone(),
+            Some(_) => {
+                return (400, json!({"error": {"type": "idempotency_error", "message": "other values"}}));
+            }
+            None => {}
+        }
+        let answer = (self.mood.lock())(asked);
+        if !NOT_EXECUTED.contains(&answer.0) {
+            kept.insert(key, (asked.body.clone(), answer.clone()));
+        }
+        answer
     }
 
     /// What was asked of it, by the end of the path.
@@ -245,11 +285,21 @@ impl StandIn {
     pub async fn tells_of_capture(app: &TestApp, event: &str, payment: &str, capture: &str) -> u16 {
         let object = json!({
             "id": capture, "amount_received": PRICE, "currency": "cny", "status": "succeeded",
-            "metadata": {"doorbuster_payment": payment},
+            "metadata": {"doorbuster_shop": shop_of(app), "doorbuster_payment": payment},
         });
-        let (headers, body) = Self::event(event, "payment_intent.succeeded", &object, app.app.clock.now());
+        Self::tells(app, event, "payment_intent.succeeded", &object).await
+    }
+
+    /// Stripe tells something, signed at this moment.
+    pub async fn tells(app: &TestApp, event: &str, kind: &str, object: &Value) -> u16 {
+        let (headers, body) = Self::event(event, kind, object, app.app.clock.now());
         deliver(app, "stripe", headers, body).await.0
     }
+}
+
+/// The shop as Stripe is told it.
+pub fn shop_of(app: &TestApp) -> String {
+    app.app.ledger.incarnation().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Starts sessions, lets them expire, and returns money at once.
@@ -278,7 +328,7 @@ async fn answer(
     body: String,
 ) -> Response {
     let asked = Asked { method, path: uri.path().to_owned(), headers, body };
-    let (status, body) = (stand_in.mood.lock())(&asked);
+    let (status, body) = stand_in.answer(&asked);
     stand_in.asked.lock().push(asked);
     (StatusCode::from_u16(status).unwrap(), axum::Json(body)).into_response()
 }

@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use doorbuster::clock::Clock;
-use doorbuster::payment::refunds::{ATTEMPTS_MAX, WAIT_MAX_MS};
+use doorbuster::payment::refunds::{ATTEMPTS_MAX, BATCH, WAIT_MAX_MS, return_what_is_due};
 use doorbuster::telemetry::metrics::MoneyOutcome;
+use rules::payment::REFUND_SLOW_MS;
 use serde_json::json;
 
 use super::*;
@@ -41,6 +42,38 @@ async fn paid_at_stripe(stand_in: &StandIn) -> (TestApp, Clock, TestSale, String
     becomes(&ann, &id, "paid").await;
     drop(ann);
     (app, clock, sale, id)
+}
+
+/// The keys of all refunds that were asked for.
+fn keys(stripe: &StandIn) -> Vec<String> {
+    stripe.asked("/v1/refunds").iter().filter_map(Asked::idempotency_key).collect()
+}
+
+/// Stripe tells of our refund of the only payment, by its number.
+async fn tell_of_refund(app: &TestApp, event: &str, number: &str, status: &str) -> u16 {
+    let mut object = super::refund(status);
+    let payment = &app.operate("GET", "/admin/v1/payments", None, 200).await["items"][0];
+    object["metadata"] = json!({
+        "doorbuster_shop": shop_of(app), "doorbuster_payment": payment["id"], "doorbuster_refund": number,
+    });
+    StandIn::tells(app, event, "refund.updated", &object).await
+}
+
+/// How many events of this type were written.
+fn events(app: &TestApp, kind: &str) -> u32 {
+    let ledger = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
+    ledger.query_row("select count(*) from events where type = ?1", [kind], |row| row.get(0)).unwrap()
+}
+
+/// The payment, as the operator sees it.
+async fn only_payment(app: &TestApp) -> Value {
+    app.operate("GET", "/admin/v1/payments", None, 200).await["items"][0].clone()
+}
+
+async fn retry(app: &TestApp) -> Value {
+    let payment = only_payment(app).await;
+    let path = format!("/admin/v1/payments/{}/retry", payment["id"].as_str().unwrap());
+    app.operate("POST", &path, None, 200).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -123,8 +156,7 @@ async fn a_provider_that_fails_first_is_asked_again_with_the_same_key() {
     }
     let ann = app.buyer("ann");
     becomes(&ann, &id, "refunded").await;
-    let keys: Vec<_> =
-        stripe.asked("/v1/refunds").iter().map(|asked| asked.headers["idempotency-key"].clone()).collect();
+    let keys = keys(&stripe);
     assert!(keys.len() == 4 && keys.iter().all(|key| *key == keys[0]), "{keys:?}");
     assert!(stripe.asked("/v1/refunds")[0].body.contains("payment_intent=pi_1"));
     let payment = &payments(&app, &id).await[0];
@@ -153,12 +185,12 @@ async fn a_refund_that_keeps_failing_is_an_alarm_and_the_operator_tries_again() 
     let failed = app.operate("GET", "/admin/v1/payments?state=refund_failed", None, 200).await;
     let failed = &failed["items"][0];
     assert!(failed["problem"].as_str().unwrap().contains("balance_insufficient"), "{failed}");
-    let events = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
-    let told: u32 = events
-        .query_row("select count(*) from events where type = 'order.refund_failed'", [], |row| row.get(0))
-        .unwrap();
-    assert_eq!(told, 1);
+    assert_eq!(events(&app, "order.refund_failed"), 1);
+    let mut refused = keys(&stripe);
+    refused.dedup();
+    assert_eq!(refused.len(), usize::try_from(ATTEMPTS_MAX).unwrap(), "Stripe keeps what it said to a key");
 
+    // The account is filled.
     stripe.becomes(willing);
     let path = format!("/admin/v1/payments/{}/retry", failed["id"].as_str().unwrap());
     assert_eq!(app.operate("POST", &path, None, 200).await["state"], "refunding");
@@ -175,8 +207,206 @@ async fn a_refund_that_the_provider_calls_failed_is_not_repeated() {
         _ => willing(asked),
     });
     refund(&app, &id, None, 200).await;
-    becomes(&app.buyer("ann"), &id, "refund_failed").await;
+    let ann = app.buyer("ann");
+    becomes(&ann, &id, "refund_failed").await;
     assert_eq!(stripe.asked("/v1/refunds").len(), 1);
+
+    stripe.becomes(willing);
+    refund(&app, &id, None, 200).await;
+    becomes(&ann, &id, "refunded").await;
+    let keys = keys(&stripe);
+    assert!(keys.len() == 2 && keys[0] != keys[1], "another refund: {keys:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_that_stripe_has_kept_ends_no_refund_and_keeps_its_key() {
+    let stripe = StandIn::willing().await;
+    let (app, clock, _, id) = paid_at_stripe(&stripe).await;
+    stripe.becomes(|asked| match asked.path.as_str() {
+        "/v1/refunds" => (500, json!({"error": {"type": "api_error"}})),
+        _ => willing(asked),
+    });
+    refund(&app, &id, None, 200).await;
+    let most = usize::try_from(ATTEMPTS_MAX).unwrap();
+    for attempts in 1..=most {
+        eventually("it was asked", async || stripe.asked("/v1/refunds").len() == attempts).await;
+        stripe.becomes(willing);
+        clock.advance(LONGEST);
+    }
+    let ann = app.buyer("ann");
+    becomes(&ann, &id, "refund_failed").await;
+    stripe.forgets_keys();
+    retry(&app).await;
+    becomes(&ann, &id, "refunded").await;
+    let keys = keys(&stripe);
+    assert!(
+        keys.len() == most + 1 && keys.iter().all(|key| *key == keys[0]),
+        "it may have happened: {keys:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refund_that_stripe_has_named_is_asked_about_and_not_asked_for_again() {
+    let stripe = StandIn::willing().await;
+    let (app, clock, _, id) = paid_at_stripe(&stripe).await;
+    stripe.becomes(|asked| match asked.path.as_str() {
+        "/v1/refunds" | "/v1/refunds/re_1" => (200, super::refund("pending")),
+        _ => willing(asked),
+    });
+    refund(&app, &id, None, 200).await;
+    for attempts in 1..=3 {
+        eventually("it was asked about", async || stripe.asked("/v1/refunds/re_1").len() == attempts).await;
+        clock.advance(LONGEST);
+    }
+    stripe.becomes(willing);
+    clock.advance(LONGEST);
+    becomes(&app.buyer("ann"), &id, "refunded").await;
+    assert_eq!(stripe.asked("/v1/refunds").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_told_late_of_an_earlier_refund_does_not_touch_the_present_one() {
+    let stripe = StandIn::willing().await;
+    let (app, _, sale, id) = paid_at_stripe(&stripe).await;
+    stripe.becomes(|asked| match asked.path.as_str() {
+        "/v1/refunds" => (200, super::refund("failed")),
+        _ => willing(asked),
+    });
+    refund(&app, &id, None, 200).await;
+    let ann = app.buyer("ann");
+    becomes(&ann, &id, "refund_failed").await;
+    stripe.becomes(|asked| match asked.path.as_str() {
+        "/v1/refunds" | "/v1/refunds/re_1" => (200, super::refund("pending")),
+        _ => willing(asked),
+    });
+    retry(&app).await;
+    eventually("it was asked for", async || stripe.asked("/v1/refunds").len() == 2).await;
+    let first = only_payment(&app).await["id"].as_str().unwrap().to_owned();
+    assert_eq!(tell_of_refund(&app, "evt_late", &first, "failed").await, 200);
+    assert_eq!(order(&ann, &id).await["state"], "refunding", "that one is known to have failed");
+    assert_eq!(tell_of_refund(&app, "evt_now", &format!("{first}-1"), "succeeded").await, 200);
+    becomes(&ann, &id, "refunded").await;
+    assert_eq!(tell_of_refund(&app, "evt_later", &first, "failed").await, 200);
+    assert_eq!(states(&app, &id).await, [super::back("requested")]);
+    eventually("the unit is back", async || units(&app, &sale).await == [1, 1, 0, 0]).await;
+    assert_eq!(app.app.metrics.money.get(MoneyOutcome::Unasked), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn money_that_a_bank_sends_back_is_an_alarm_and_goes_back_once_more() {
+    let stripe = StandIn::willing().await;
+    let (app, _, sale, id) = paid_at_stripe(&stripe).await;
+    refund(&app, &id, None, 200).await;
+    let ann = app.buyer("ann");
+    becomes(&ann, &id, "refunded").await;
+    let number = only_payment(&app).await["id"].as_str().unwrap().to_owned();
+    assert_eq!(tell_of_refund(&app, "evt_back", &number, "failed").await, 200);
+    assert_eq!(only_payment(&app).await["state"], "refund_failed");
+    assert_eq!(app.app.metrics.money.get(MoneyOutcome::RefundFailed), 1);
+    assert_eq!(events(&app, "payment.refund_failed"), 1);
+    assert_eq!(order(&ann, &id).await["state"], "refunded", "its unit may be sold again");
+    eventually("the unit is back", async || units(&app, &sale).await == [1, 1, 0, 0]).await;
+    assert_eq!(retry(&app).await["state"], "refunding");
+    eventually("it is back", async || only_payment(&app).await["state"] == "refunded").await;
+    let keys = keys(&stripe);
+    assert!(keys.len() == 2 && keys[0] != keys[1], "{keys:?}");
+    assert_eq!((units(&app, &sale).await, events(&app, "order.refunded")), ([1, 1, 0, 0], 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refund_that_is_pending_for_days_is_an_alarm_once() {
+    let stripe = StandIn::willing().await;
+    let (app, clock, _, id) = paid_at_stripe(&stripe).await;
+    stripe.becomes(|asked| match asked.path.as_str() {
+        "/v1/refunds" | "/v1/refunds/re_1" => (200, super::refund("pending")),
+        _ => willing(asked),
+    });
+    refund(&app, &id, None, 200).await;
+    let slow = || app.app.metrics.money.get(MoneyOutcome::RefundSlow);
+    let asked = async |times: usize| {
+        eventually("it was asked about", async || stripe.asked("/v1/refunds/re_1").len() >= times).await;
+    };
+    asked(1).await;
+    clock.advance(LONGEST);
+    asked(2).await;
+    assert_eq!(slow(), 0);
+    clock.advance(Duration::from_millis(REFUND_SLOW_MS.unsigned_abs()));
+    eventually("somebody is told", async || slow() == 1).await;
+    for _ in 0..2 {
+        let before = stripe.asked("/v1/refunds/re_1").len();
+        clock.advance(LONGEST);
+        asked(before + 1).await;
+    }
+    assert_eq!((slow(), events(&app, "payment.refund_slow")), (1, 1));
+    assert_eq!(only_payment(&app).await["state"], "refunding");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_nothing_can_be_written_refunds_wait_for_their_time() {
+    let app = TestApp::with(&[SANDBOX]).await;
+    let hand = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
+    hand.execute_batch(
+        "create trigger full before update on payments begin select raise(abort, 'the disk is full'); end;",
+    )
+    .unwrap();
+    for at in 0..BATCH {
+        hand.execute(
+            "insert into payments (payment_id, provider, reference, capture_id, state, reason, amount, currency,
+                 started_at, captured_at, refund_key, next_try_at)
+             values (randomblob(16), 'sandbox', ?1, ?1, 'refund_due', 'order_unknown', 1, 'CNY', 1, 1, ?1, 1)",
+            [format!("capture {at}")],
+        )
+        .unwrap();
+    }
+    assert!(!return_what_is_due(&app.app).await.unwrap(), "the same would be due at once, again and again");
+    hand.execute_batch("drop trigger full").unwrap();
+    eventually("all is back", async || app.app.metrics.money.get(MoneyOutcome::Refunded) == u64::from(BATCH))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refund_that_is_told_before_its_money_is_to_be_told_again() {
+    let stripe = StandIn::willing().await;
+    let settings = stripe.settings();
+    let app = TestApp::with(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let sale = app.open_sale(1).await;
+    let ann = app.buyer("ann");
+    let id = won(&ann, &sale).await;
+    let payment = start(&ann, &id, "stripe", 200).await["payment_id"].as_str().unwrap().to_owned();
+    let charge = json!({
+        "amount_refunded": PRICE, "currency": "cny", "payment_intent": "pi_1",
+        "metadata": {"doorbuster_shop": shop_of(&app), "doorbuster_payment": payment},
+    });
+    let (headers, body) = StandIn::event("evt_back", "charge.refunded", &charge, app.app.clock.now());
+    let (status, problem) = deliver(&app, "stripe", headers.clone(), body.clone()).await;
+    assert_eq!(status, 503, "{problem}");
+    assert_code(&problem, "busy");
+    assert_eq!(StandIn::tells_of_capture(&app, "evt_paid", &payment, "pi_1").await, 200);
+    becomes(&ann, &id, "paid").await;
+    assert_eq!(deliver(&app, "stripe", headers, body).await.0, 200);
+    assert_eq!(app.app.metrics.money.get(MoneyOutcome::Unasked), 1, "somebody is told that it went back");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_money_of_another_shop_on_the_same_account_is_left_alone() {
+    let stripe = StandIn::willing().await;
+    let (app, ..) = paid_at_stripe(&stripe).await;
+    let another = "00112233445566778899aabbccddeeff";
+    assert_ne!(shop_of(&app), another);
+    let theirs = json!({"doorbuster_shop": another, "doorbuster_payment": "01k9zq3v8g7m4x2r5w6t0n1pbc"});
+    let capture = json!({
+        "id": "pi_theirs", "amount_received": PRICE, "currency": "cny", "status": "succeeded", "metadata": theirs,
+    });
+    assert_eq!(StandIn::tells(&app, "evt_theirs", "payment_intent.succeeded", &capture).await, 200);
+    let mut refund = super::refund("failed");
+    (refund["payment_intent"], refund["metadata"]) = (json!("pi_theirs"), theirs.clone());
+    assert_eq!(StandIn::tells(&app, "evt_theirs_back", "refund.failed", &refund).await, 200);
+    let payments = app.operate("GET", "/admin/v1/payments", None, 200).await;
+    let captures: Vec<_> = payments["items"].as_array().unwrap().iter().map(|it| &it["capture_id"]).collect();
+    assert_eq!(captures, ["pi_1"], "only ours is written down");
+    assert_eq!(app.app.ledger.refunds_due(UnixMs(i64::MAX), 10).await.unwrap(), []);
+    assert_eq!(stripe.asked("/v1/refunds").len(), 0);
+    assert_eq!(app.app.metrics.money.get(MoneyOutcome::Unasked), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

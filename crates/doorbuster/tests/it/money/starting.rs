@@ -1,5 +1,8 @@
 //! `POST /api/v1/orders/{id}/payment`: once, again, elsewhere, too early, too late, and with a provider that fails.
 
+use std::time::Duration;
+
+use doorbuster::clock::Clock;
 use serde_json::json;
 
 use super::*;
@@ -60,13 +63,39 @@ async fn a_provider_that_is_down_loses_nothing() {
     assert_eq!(states(&app, &id).await, [plain("started")]);
     stripe.becomes(willing);
     let started = start(&ann, &id, "stripe", 200).await;
-    let keys: Vec<_> =
-        stripe.asked("/sessions").iter().map(|asked| asked.headers["idempotency-key"].clone()).collect();
-    assert!(keys.iter().all(|key| *key == keys[0]), "Stripe knows them for the same payment: {keys:?}");
+    let name = format!("client_reference_id={}", started["payment_id"].as_str().unwrap());
+    let asked = stripe.asked("/sessions");
+    assert!(asked.len() == 3 && asked.iter().all(|asked| asked.body.contains(&name)), "the same: {asked:?}");
     assert_eq!(payments(&app, &id).await[0]["id"], started["payment_id"]);
     assert_eq!(states(&app, &id).await, [plain("started")]);
     let outages = app.app.port.outages(app.app.clock.now());
     assert_eq!(outages.len(), 1, "who could not pay in that time gets no strike");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_that_stripe_has_kept_bars_the_payment_only_for_seconds() {
+    let stripe = StandIn::open(|_| (500, json!({"error": {"type": "api_error"}}))).await;
+    let settings = stripe.settings();
+    let overrides: Vec<&str> = settings.iter().map(String::as_str).collect();
+    // The beginning of a slot in which the same is the same request.
+    let now_s = jiff::Timestamp::now().as_second() / 10 * 10;
+    let clock = Clock::manual(UnixMs(now_s * 1_000));
+    let app = TestApp::on(tempfile::tempdir().unwrap(), clock.clone(), &overrides).await;
+    let sale = app.open_sale(1).await;
+    let ann = app.buyer("ann");
+    let id = won(&ann, &sale).await;
+    assert_code(&start(&ann, &id, "stripe", 503).await, "provider_unavailable");
+    stripe.becomes(willing);
+    start(&ann, &id, "stripe", 503).await;
+    clock.advance(Duration::from_secs(10));
+    start(&ann, &id, "stripe", 200).await;
+    let keys: Vec<_> = stripe.asked("/sessions").iter().map(Asked::idempotency_key).collect();
+    assert!(keys.len() == 3 && keys[0] == keys[1] && keys[1] != keys[2], "{keys:?}");
+    assert_eq!(states(&app, &id).await, [plain("started")]);
+    let session = &stripe.asked("/sessions")[2].body;
+    let expires_at = format!("expires_at={}&", now_s + 10 + 31 * 60);
+    assert!(session.contains(&expires_at), "31 minutes later: {session}");
+    assert!(session.contains(&format!("doorbuster_shop%5D={}", shop_of(&app))), "{session}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -45,6 +45,7 @@ NOW_S = 1796126400  # 2026-12-01T12:00:00Z
 NOW_MS = NOW_S * 1000
 PAYMENT = "01jdz0payment0000000000001"
 REFUND = "01jdz0refund00000000000001"
+SHOP = "000102030405060708090a0b0c0d0e0f"
 
 STRIPE_KEY = "sk_test_only_in_these_tests"
 STRIPE_SECRETS = ["whsec_test_only_current_0123456789abcdef", "whsec_test_only_previous_0123456789abcde"]
@@ -122,19 +123,18 @@ def money(amount, currency="CNY"):
     return {"amount": amount, "currency": currency}
 
 
-def captured(event_id, capture_id, amount, paid_at, payment_id=PAYMENT):
-    capture = {"capture_id": capture_id, "payment_id": payment_id, "amount": amount, "paid_at": paid_at}
-    return {"event_id": event_id, "captured": capture}
+def captured(event_id, capture_id, amount, payment_id=PAYMENT):
+    return {"event_id": event_id, "captured": {"capture_id": capture_id, "payment_id": payment_id, "amount": amount}}
 
 
-def refunded(event_id, capture_id, at, payment_id=PAYMENT, refund_id=REFUND, **amount):
+def refunded(event_id, capture_id, payment_id=PAYMENT, refund_id=REFUND, **amount):
     refund = {"capture_id": capture_id, "payment_id": payment_id, "refund_id": refund_id, **amount}
-    return {"event_id": event_id, "refunded": {**refund, "at": at}}
+    return {"event_id": event_id, "refunded": refund}
 
 
-def refund_failed(event_id, capture_id, payment_id=PAYMENT, refund_id=REFUND, **amount):
+def refund_failed(event_id, capture_id, is_final, payment_id=PAYMENT, refund_id=REFUND, **amount):
     refund = {"capture_id": capture_id, "payment_id": payment_id, "refund_id": refund_id, **amount}
-    return {"event_id": event_id, "refund_failed": refund}
+    return {"event_id": event_id, "refund_failed": {**refund, "is_final": is_final}}
 
 
 def other(event_id, kind):
@@ -194,7 +194,7 @@ def payment_intent(amount=149900, currency="cny", **changes):
         "description": None,
         "latest_charge": "ch_3QTestOnly0000000000001",
         "livemode": False,
-        "metadata": {"doorbuster_payment": PAYMENT},
+        "metadata": {"doorbuster_shop": SHOP, "doorbuster_payment": PAYMENT},
         "status": "succeeded",
     }
     return {**intent, **changes}
@@ -208,7 +208,7 @@ def stripe_refund(status="succeeded", **changes):
         "charge": "ch_3QTestOnly0000000000001",
         "created": NOW_S - 10,
         "currency": "cny",
-        "metadata": {"doorbuster_payment": PAYMENT, "doorbuster_refund": REFUND},
+        "metadata": {"doorbuster_shop": SHOP, "doorbuster_payment": PAYMENT, "doorbuster_refund": REFUND},
         "payment_intent": "pi_3QTestOnly0000000000001",
         "reason": None,
         "status": status,
@@ -230,7 +230,7 @@ def stripe_accepts(body, header):
 
 
 def stripe_vectors():
-    event, intent, at = "evt_1QTestOnly0000000000001", "pi_3QTestOnly0000000000001", "2026-12-01T11:59:55.000Z"
+    event, intent = "evt_1QTestOnly0000000000001", "pi_3QTestOnly0000000000001"
     vectors = []
 
     def add(name, body, expect, header=None, stricter=None):
@@ -240,7 +240,7 @@ def stripe_vectors():
         vectors.append(vector("stripe", name, headers, body, sdk, expect, stricter))
 
     good = stripe_event("payment_intent.succeeded", payment_intent())
-    paid = captured(event, intent, money(149900), at)
+    paid = captured(event, intent, money(149900))
     signature = stripe_header(good).split("v1=")[1]
     wrong = "0" * 64
     add("a payment", good, paid)
@@ -251,20 +251,26 @@ def stripe_vectors():
     add("another scheme beside", good, paid, f"t={NOW_S},v0={wrong},v1={signature},v2=x")
     add("five minutes old", good, paid, stripe_header(good, at=NOW_S - 300))
     yen = payment_intent(1500, "jpy")
-    add("yen have no decimals", stripe_event("payment_intent.succeeded", yen), captured(event, intent, money(1500, "JPY"), at))
+    add("yen have no decimals", stripe_event("payment_intent.succeeded", yen), captured(event, intent, money(1500, "JPY")))
     kronur = payment_intent(150000, "isk")
-    add("krónur have two at Stripe and none at home", stripe_event("payment_intent.succeeded", kronur), captured(event, intent, money(1500, "ISK"), at))
+    add("krónur have two at Stripe and none at home", stripe_event("payment_intent.succeeded", kronur), captured(event, intent, money(1500, "ISK")))
     add("a title beyond ASCII", stripe_event("payment_intent.succeeded", payment_intent(description="飞天 53°")), paid)
     add("somebody else's payment", stripe_event("payment_intent.succeeded", payment_intent(metadata={})), other(event, "payment_intent.succeeded"))
+    another = {"doorbuster_shop": "f" * 32, "doorbuster_payment": PAYMENT}
+    add("another shop's payment", stripe_event("payment_intent.succeeded", payment_intent(metadata=another)), other(event, "payment_intent.succeeded"))
+    nameless = {"doorbuster_payment": PAYMENT}
+    add("a payment of a shop without a name", stripe_event("payment_intent.succeeded", payment_intent(metadata=nameless)), other(event, "payment_intent.succeeded"))
     add("an event of no interest", stripe_event("customer.created", {"id": "cus_1", "object": "customer"}), other(event, "customer.created"))
     charge = {"id": "ch_3QTestOnly0000000000001", "object": "charge", "amount": 149900, "amount_refunded": 50000, "currency": "cny",
-              "metadata": {"doorbuster_payment": PAYMENT}, "payment_intent": intent, "refunded": False}
-    add("a charge, in part refunded", stripe_event("charge.refunded", charge), refunded(event, intent, at, refund_id=None, so_far=money(50000)))
-    add("a refund, done", stripe_event("refund.updated", stripe_refund()), refunded(event, intent, at, this=money(149900)))
-    add("a refund, done at once", stripe_event("refund.created", stripe_refund()), refunded(event, intent, at, this=money(149900)))
-    add("a refund by hand", stripe_event("refund.updated", stripe_refund(metadata={})), refunded(event, intent, at, payment_id=None, refund_id=None, this=money(149900)))
+              "metadata": {"doorbuster_shop": SHOP, "doorbuster_payment": PAYMENT}, "payment_intent": intent, "refunded": False}
+    add("a charge, in part refunded", stripe_event("charge.refunded", charge), refunded(event, intent, refund_id=None, so_far=money(50000)))
+    add("another shop's charge", stripe_event("charge.refunded", {**charge, "metadata": another}), other(event, "charge.refunded"))
+    add("a refund, done", stripe_event("refund.updated", stripe_refund()), refunded(event, intent, this=money(149900)))
+    add("a refund, done at once", stripe_event("refund.created", stripe_refund()), refunded(event, intent, this=money(149900)))
+    add("a refund by hand", stripe_event("refund.updated", stripe_refund(metadata={})), refunded(event, intent, payment_id=None, refund_id=None, this=money(149900)))
+    add("another shop's refund", stripe_event("refund.updated", stripe_refund(metadata=another)), other(event, "refund.updated"))
     failed = stripe_refund("failed", failure_reason="lost_or_stolen_card")
-    add("a refund, failed", stripe_event("refund.failed", failed), refund_failed(event, intent, this=money(149900)))
+    add("a refund, failed", stripe_event("refund.failed", failed), refund_failed(event, intent, True, this=money(149900)))
     add("a refund, under way", stripe_event("refund.updated", stripe_refund("pending")), other(event, "refund.updated"))
 
     bad = refused("signature_invalid")
@@ -348,7 +354,7 @@ def alipay_accepts(body):
 
 
 def alipay_vectors():
-    event, trade, at = "2026120100222195956000990000000001", "2026120122001499990000000001", "2026-12-01T11:59:55.000Z"
+    event, trade = "2026120100222195956000990000000001", "2026120122001499990000000001"
     vectors = []
 
     def add(name, parameters, expect, stricter=None, key="alipay-platform", change=None):
@@ -359,19 +365,22 @@ def alipay_vectors():
         vectors.append(vector("alipay", name, [], body, alipay_accepts(body), expect, stricter))
 
     good = alipay_parameters()
-    paid = captured(event, trade, money(149900), at)
+    paid = captured(event, trade, money(149900))
     add("a payment", good, paid)
     add("a payment that can no longer be refunded", alipay_parameters(trade_status="TRADE_FINISHED"), paid)
-    add("whole yuan", alipay_parameters(total_amount="20"), captured(event, trade, money(2000), at))
-    add("one decimal", alipay_parameters(total_amount="20.5"), captured(event, trade, money(2050), at))
+    add("whole yuan", alipay_parameters(total_amount="20"), captured(event, trade, money(2000)))
+    add("one decimal", alipay_parameters(total_amount="20.5"), captured(event, trade, money(2050)))
     add("an empty parameter", alipay_parameters(body=""), paid)
     add("sent again a day later", alipay_parameters(notify_time="2026-11-30 19:00:00"), paid)
     refund = {"refund_fee": "500.00", "out_biz_no": REFUND, "gmt_refund": "2026-12-01 19:59:58.250"}
-    refund_at = "2026-12-01T11:59:58.250Z"
-    add("a refund of a part", alipay_parameters(**refund), refunded(event, trade, refund_at, so_far=money(50000)))
+    # Money is money, whenever it came: nothing depends on these times.
+    for name, told in {"no time of payment": None, "a time of another form": "2026-12-01T19:59:55Z", "a day that does not exist": "2026-02-30 19:59:55"}.items():
+        add(name, alipay_parameters(gmt_payment=told), paid)
+    add("a refund of a part", alipay_parameters(**refund), refunded(event, trade, so_far=money(50000)))
+    add("a refund without its time", alipay_parameters(**{**refund, "gmt_refund": None}), refunded(event, trade, so_far=money(50000)))
     add("a refund of all", alipay_parameters(**{**refund, "refund_fee": "1499.00"}, trade_status="TRADE_CLOSED", gmt_close="2026-12-01 19:59:58"),
-        refunded(event, trade, refund_at, so_far=money(149900)))
-    add("a refund by hand", alipay_parameters(**{**refund, "out_biz_no": None}), refunded(event, trade, refund_at, refund_id=None, so_far=money(50000)))
+        refunded(event, trade, so_far=money(149900)))
+    add("a refund by hand", alipay_parameters(**{**refund, "out_biz_no": None}), refunded(event, trade, refund_id=None, so_far=money(50000)))
     add("closed without money", alipay_parameters(trade_status="TRADE_CLOSED", gmt_payment=None), other(event, "TRADE_CLOSED"))
     add("waiting for the buyer", alipay_parameters(trade_status="WAIT_BUYER_PAY", gmt_payment=None), other(event, "WAIT_BUYER_PAY"))
 
@@ -402,9 +411,9 @@ def alipay_vectors():
                           "an empty amount": {"total_amount": ""}, "no amount at all": {"total_amount": "0.00"}, "thousands with commas": {"total_amount": "1,499.00"},
                           "an amount with a space": {"total_amount": " 1499.00"}, "a missing amount": {"total_amount": None},
                           "a refund below zero": {"refund_fee": "-5.00", "gmt_refund": "2026-12-01 19:59:58"},
-                          "a time of another form": {"gmt_payment": "2026-12-01T19:59:55Z"}, "no time of payment": {"gmt_payment": None},
+                          "a time of sending of another form": {"notify_time": "2026-12-01T19:59:56Z"}, "no time of sending": {"notify_time": None},
                           "no number of the trade": {"trade_no": None}, "an empty number of the payment": {"out_trade_no": ""},
-                          "a day that does not exist": {"gmt_payment": "2026-02-30 19:59:55"}}.items():
+                          "a day of sending that does not exist": {"notify_time": "2026-02-30 19:59:56"}}.items():
         add(name, alipay_parameters(**changes), refused("malformed"), fields)
     return vectors
 
@@ -493,7 +502,7 @@ def wechat_accepts(headers, body):
 
 
 def wechat_vectors():
-    event, capture, at = "5d27d9ee-0000-5c0b-8c5e-000000000001", "4200000000202612010000000001", "2026-12-01T11:59:55.000Z"
+    event, capture = "5d27d9ee-0000-5c0b-8c5e-000000000001", "4200000000202612010000000001"
     vectors = []
 
     def add(name, body, expect, headers=None, stricter=None):
@@ -504,7 +513,7 @@ def wechat_vectors():
         return envelope("TRANSACTION.SUCCESS", sealed(transaction(**changes)))
 
     good = success()
-    paid = captured(event, capture, money(149900), at)
+    paid = captured(event, capture, money(149900))
     add("a payment", good, paid)
     previous = wechat_headers(good, "wechat-platform-previous", wechat_serial("previous"))
     add("signed with the previous certificate", good, paid, previous)
@@ -513,11 +522,12 @@ def wechat_vectors():
     add("signed with a public key", good, paid, wechat_headers(good, "wechat-public-key", WECHAT_KEY_ID))
     add("five minutes old", good, paid, wechat_headers(good, at=NOW_S - 300))
     add("sealed without associated data", envelope("TRANSACTION.SUCCESS", sealed(transaction(), associated="")), paid)
-    done = "2026-12-01T11:59:58.000Z"
+    add("no time of payment", success(success_time=None), paid)
     refund = {"associated": "refund", "original": "refund"}
-    add("a refund, done", envelope("REFUND.SUCCESS", sealed(wechat_refund(), **refund)), refunded(event, capture, done, this=money(50000)))
-    add("a refund, abnormal", envelope("REFUND.ABNORMAL", sealed(wechat_refund("ABNORMAL"), **refund)), refund_failed(event, capture, this=money(50000)))
-    add("a refund, closed", envelope("REFUND.CLOSED", sealed(wechat_refund("CLOSED"), **refund)), refund_failed(event, capture, this=money(50000)))
+    add("a refund, done", envelope("REFUND.SUCCESS", sealed(wechat_refund(), **refund)), refunded(event, capture, this=money(50000)))
+    add("a refund without its time", envelope("REFUND.SUCCESS", sealed(wechat_refund(success_time=None), **refund)), refunded(event, capture, this=money(50000)))
+    add("a refund, abnormal", envelope("REFUND.ABNORMAL", sealed(wechat_refund("ABNORMAL"), **refund)), refund_failed(event, capture, False, this=money(50000)))
+    add("a refund, closed", envelope("REFUND.CLOSED", sealed(wechat_refund("CLOSED"), **refund)), refund_failed(event, capture, True, this=money(50000)))
     add("an event of no interest", envelope("PAYSCORE.USER_PAID", sealed({"state": "DONE"}, "payscore")), other(event, "PAYSCORE.USER_PAID"))
 
     bad = refused("signature_invalid")
@@ -559,7 +569,6 @@ def wechat_vectors():
         add(name, success(amount={"total": amount, "currency": "CNY"}), refused("malformed"), stricter=fields)
     add("no such currency", success(amount={"total": 1, "currency": "RMB"}), refused("malformed"), stricter=fields)
     add("not paid", success(trade_state="NOTPAY"), refused("malformed"), stricter=fields)
-    add("no time of payment", success(success_time=None), refused("malformed"), stricter=fields)
     add("no JSON inside", envelope("TRANSACTION.SUCCESS", sealed("paid")), refused("malformed"))
     add("no JSON", "paid", refused("malformed"))
     return vectors
@@ -609,21 +618,20 @@ def stripe_requests():
 
     session = {"id": "cs_test_only_1", "object": "checkout.session", "url": "https://checkout.stripe.com/c/pay/cs_test_only_1", "status": "open",
                "payment_status": "unpaid", "client_reference_id": PAYMENT, "amount_total": 149900, "currency": "cny", "payment_intent": None}
+    ours = {"doorbuster_shop": SHOP, "doorbuster_payment": PAYMENT}
     parameters = {
-        "mode": "payment", "client_reference_id": PAYMENT, "success_url": RETURN, "cancel_url": RETURN,
+        "mode": "payment", "client_reference_id": PAYMENT, "success_url": RETURN, "cancel_url": RETURN, "expires_at": NOW_S + 31 * 60,
         "line_items": [{"quantity": 1, "price_data": {"currency": "cny", "unit_amount": 149900, "product_data": {"name": TITLE}}}],
-        "metadata": {"doorbuster_payment": PAYMENT}, "payment_intent_data": {"metadata": {"doorbuster_payment": PAYMENT}},
+        "metadata": ours, "payment_intent_data": {"metadata": ours},
     }
-    yield request("stripe", "start", call(session, lambda v1: v1.checkout.sessions.create(parameters, {"idempotency_key": f"start-{PAYMENT}"})),
+    yield request("stripe", "start", call(session, lambda v1: v1.checkout.sessions.create(parameters, {"idempotency_key": f"start-{PAYMENT}-{NOW_S}"})),
                   answer(200, json.dumps(session)))
     expired = {**session, "status": "expired", "url": None}
-    yield request("stripe", "close", call(expired, lambda v1: v1.checkout.sessions.expire("cs_test_only_1", {}, {"idempotency_key": "close-cs_test_only_1"})),
+    yield request("stripe", "close", call(expired, lambda v1: v1.checkout.sessions.expire("cs_test_only_1", {}, {"idempotency_key": f"close-cs_test_only_1-{NOW_S}"})),
                   answer(200, json.dumps(expired)))
-    intent = {"id": "pi_3QTestOnly0000000000001", "object": "payment_intent", "latest_charge": {"id": "ch_1", "object": "charge", "created": NOW_S - 5}}
-    paid = {**session, "status": "complete", "payment_status": "paid", "url": None, "payment_intent": intent}
-    expand = {"expand": ["payment_intent.latest_charge"]}
-    yield request("stripe", "ask", call(paid, lambda v1: v1.checkout.sessions.retrieve("cs_test_only_1", expand)), answer(200, json.dumps(paid)))
-    refund = {"payment_intent": "pi_3QTestOnly0000000000001", "amount": 149900, "metadata": {"doorbuster_payment": PAYMENT, "doorbuster_refund": REFUND}}
+    paid = {**session, "status": "complete", "payment_status": "paid", "url": None, "payment_intent": "pi_3QTestOnly0000000000001"}
+    yield request("stripe", "ask", call(paid, lambda v1: v1.checkout.sessions.retrieve("cs_test_only_1")), answer(200, json.dumps(paid)))
+    refund = {"payment_intent": "pi_3QTestOnly0000000000001", "amount": 149900, "metadata": {**ours, "doorbuster_refund": REFUND}}
     yield request("stripe", "refund", call(stripe_refund(), lambda v1: v1.refunds.create(refund, {"idempotency_key": f"refund-{REFUND}"})),
                   answer(200, json.dumps(stripe_refund())))
     yield request("stripe", "ask_refund", call(stripe_refund(), lambda v1: v1.refunds.retrieve("re_3QTestOnly0000000000001")),
@@ -749,7 +757,8 @@ def answers():
     yield alipay("refund", "pending", {**trade, "fund_change": "N"})
     yield alipay("refund", "refused", {"sub_code": "ACQ.SELLER_BALANCE_NOT_ENOUGH"}, "40004")
     yield alipay("refund", "try_again", {"sub_code": "ACQ.SYSTEM_ERROR"}, "40004")
-    yield alipay("ask_refund", "pending", {})
+    yield alipay("ask_refund", "try_again", {})
+    yield alipay("ask_refund", "pending", {**trade, "refund_status": "REFUND_PROCESSING"})
     missing = {"code": "ORDER_NOT_EXIST", "message": "订单不存在"}
     yield wechat("ask", "unknown", missing, 404)
     yield wechat("ask", "refused", missing, 404, "stranger")
@@ -763,7 +772,7 @@ def answers():
     yield wechat("close", "unknown", missing, 404)
     yield wechat("close", "refused", {"code": "PARAM_ERROR", "message": "参数错误"}, 400)
     yield wechat("refund", "refused", {"code": "NOT_ENOUGH", "message": "余额不足"}, 403)
-    for state, expect in {"SUCCESS": "done", "PROCESSING": "pending", "CLOSED": "failed", "ABNORMAL": "failed", "ODD": "unbelievable"}.items():
+    for state, expect in {"SUCCESS": "done", "PROCESSING": "pending", "CLOSED": "failed for good", "ABNORMAL": "failed", "ODD": "unbelievable"}.items():
         yield wechat("ask_refund", expect, {"refund_id": "50300000002026120100000000001", "status": state})
 
 
@@ -786,6 +795,7 @@ def main():
         "now_ms": NOW_MS,
         "payment_id": PAYMENT,
         "refund_id": REFUND,
+        "shop": SHOP,
         "settings": settings,
         "alipay_app_public_key": public_pem("alipay-app"),
         "short_public_key": public_pem("too-short"),
