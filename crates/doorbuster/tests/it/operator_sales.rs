@@ -83,6 +83,7 @@ async fn a_draft_that_is_not_as_it_must_be_is_refused_by_its_field() {
         (but("/offers/0/max_per_order", json!(0)), "offers[0].max_per_order"),
         (but("/offers/0/max_per_order", json!(101)), "offers[0].max_per_order"),
         (but("/offers/0/price/amount", json!(-1)), "offers[0].price.amount"),
+        (but("/offers/0/price/amount", json!(0)), "offers[0].price.amount"),
         (but("/offers/0/price/currency", json!("XXL")), "offers[0].price.currency"),
         (
             but("/offers/0/list_price", json!({"amount": 1, "currency": "EUR"})),
