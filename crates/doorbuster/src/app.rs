@@ -32,6 +32,7 @@ use crate::ledger::clerk::{Clerk, ClerkEnd};
 use crate::outbox::{Dispatch, Hub, dispatch};
 use crate::payment::port::Port;
 use crate::payment::refunds::{self, Refunds};
+use crate::payment::till::Closings;
 use crate::queue::journal::JournalParts;
 use crate::queue::sqlite::file_version;
 use crate::queue::{Claim, Journal, Journaled, Unrecorded};
@@ -69,6 +70,7 @@ pub struct App {
     pub dispatch: Dispatch,
     pub port: Port,
     pub refunds: Refunds,
+    pub(crate) closings: Closings,
     /// When paying was impossible.
     pub outages: Outages,
     /// Money that is here and not decided.
@@ -295,6 +297,7 @@ pub async fn open(
         dispatch: Dispatch::new(&settings)?,
         port: Port::new(&settings, clock.clone(), ledger.incarnation())?,
         refunds: Refunds::default(),
+        closings: Closings::default(),
         outages: Outages::default(),
         captures: Captures::default(),
         auditor: Auditor::new(clock.now()),

@@ -17,7 +17,7 @@ use crate::app::App;
 use crate::catalogue::{SaleCard, is_public};
 use crate::crash;
 use crate::gate::{Claimed, OfferGate, Outcome, Release, Returned, Seed};
-use crate::ledger::money::{QueueIsDrained, Released, Settled};
+use crate::ledger::money::{Decided, QueueIsDrained, Released, Settled};
 use crate::ledger::{
     Cancelled, Changed, Counters, KeyedAnswer, LedgerError, LedgerResult, Order, StockChanged,
 };
@@ -222,7 +222,7 @@ impl App {
         revival
     }
 
-    async fn find_units(&self, order: Order, payment: PaymentId) -> LedgerResult<Revival> {
+    async fn find_units(self: &Arc<Self>, order: Order, payment: PaymentId) -> LedgerResult<Revival> {
         let gate = self.gate.memory.offer(order.offer);
         let scene = Scene {
             gate_is_open: gate.is_some(),
@@ -257,8 +257,13 @@ impl App {
     }
 
     /// No gate knows the offer and nothing is queued: the ledger has all there is to know.
-    async fn revive_alone(&self, payment: PaymentId) -> LedgerResult<Revival> {
-        match self.ledger.revive_alone(payment, QueueIsDrained, self.clock.now()).await? {
+    async fn revive_alone(self: &Arc<Self>, payment: PaymentId) -> LedgerResult<Revival> {
+        let Decided { this, before } =
+            self.ledger.revive_alone(payment, QueueIsDrained, self.clock.now()).await?;
+        for settled in before {
+            self.follow_settled(settled).await;
+        }
+        match this {
             Settled::Applied { order, .. } => {
                 self.note_revival(&order);
                 self.tell(&order);

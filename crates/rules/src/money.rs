@@ -21,6 +21,15 @@ pub struct Money {
     pub currency: Currency,
 }
 
+/// How an offer's price is described: [`Money`] that somebody pays. The check itself is in [`crate::sale`].
+#[derive(Clone, Copy, Debug, ToSchema)]
+pub struct Price {
+    /// Minor units, for example cents; at least one.
+    #[schema(minimum = 1, maximum = 10_000_000_000_000_i64)]
+    pub amount: i64,
+    pub currency: Currency,
+}
+
 impl Money {
     /// `self` times a quantity; `None` when it would leave the range of money.
     #[must_use]

@@ -443,6 +443,9 @@ pub fn record_revival(
     }
 }
 
+/// Payments that one order may have; then no further one is started. Each is a row, and a call to a provider.
+pub const PAYMENTS_PER_ORDER_MAX: usize = 20;
+
 /// A payment of the order that is not over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Open<'a> {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::id::{OfferId, SaleId};
-use crate::money::{AMOUNT_MAX, Money};
+use crate::money::{AMOUNT_MAX, Money, Price};
 use crate::time::UnixMs;
 
 pub const TITLE_CHARS_MAX: usize = 200;
@@ -323,6 +323,7 @@ pub struct OfferDraft {
     )]
     pub image: Option<String>,
     pub list_price: Option<Money>,
+    #[schema(value_type = Price)]
     pub price: Money,
     #[schema(minimum = 0, maximum = 10_000_000)]
     pub stock: u32,
@@ -409,9 +410,10 @@ impl Offer {
         if let Some(image) = &self.image {
             check_image(&field("image"), image)?;
         }
-        check_amount(&field("price.amount"), self.price)?;
+        // What costs nothing could not be paid: every order of it would lapse.
+        check_amount(&field("price.amount"), self.price, 1)?;
         if let Some(list_price) = self.list_price {
-            check_amount(&field("list_price.amount"), list_price)?;
+            check_amount(&field("list_price.amount"), list_price, 0)?;
             if list_price.currency != self.price.currency {
                 return Err(FieldError::new(field("list_price.currency"), "must be the currency of price"));
             }
@@ -447,11 +449,11 @@ fn check_image(field: &str, image: &str) -> Result<(), FieldError> {
     }
 }
 
-fn check_amount(field: &str, money: Money) -> Result<(), FieldError> {
-    if (0..=AMOUNT_MAX).contains(&money.amount) {
+fn check_amount(field: &str, money: Money, min: i64) -> Result<(), FieldError> {
+    if (min..=AMOUNT_MAX).contains(&money.amount) {
         Ok(())
     } else {
-        Err(FieldError::new(field, format!("must lie between 0 and {AMOUNT_MAX} minor units")))
+        Err(FieldError::new(field, format!("must lie between {min} and {AMOUNT_MAX} minor units")))
     }
 }
 
@@ -585,6 +587,7 @@ ended told open after: sale.closed
         assert_eq!(refused(|draft| draft.offers[0].stock = STOCK_MAX + 1), "offers[0].stock");
         assert_eq!(refused(|draft| draft.offers[0].max_per_order = 0), "offers[0].max_per_order");
         assert_eq!(refused(|draft| draft.offers[0].price.amount = -1), "offers[0].price.amount");
+        assert_eq!(refused(|draft| draft.offers[0].price.amount = 0), "offers[0].price.amount");
         assert_eq!(refused(|draft| draft.offers[0].image = Some("http://x/y.png".into())), "offers[0].image");
         assert_eq!(
             refused(|draft| draft.registration_opens_at = Some(draft.opens_at)),

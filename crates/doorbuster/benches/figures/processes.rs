@@ -38,6 +38,20 @@ impl Owned {
         &mut self.child
     }
 
+    /// Lets it stand still, or go on: it lives, and does nothing.
+    pub fn stop(&self) -> anyhow::Result<()> {
+        self.signal(rustix::process::Signal::STOP)
+    }
+
+    pub fn cont(&self) -> anyhow::Result<()> {
+        self.signal(rustix::process::Signal::CONT)
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) -> anyhow::Result<()> {
+        let id = pid(self.child.id()).context("no such process")?;
+        Ok(rustix::process::kill_process(id, signal)?)
+    }
+
     /// Waits until somebody listens at the address.
     pub fn wait_for(&mut self, address: SocketAddr) -> anyhow::Result<()> {
         let began = Instant::now();

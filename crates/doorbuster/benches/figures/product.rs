@@ -162,6 +162,15 @@ impl Product {
         self.process.id()
     }
 
+    /// Lets it stand still until it goes on. For the ledger it lives all the time: nobody is excused by it.
+    pub fn stand_still(&self) -> anyhow::Result<()> {
+        self.process.stop()
+    }
+
+    pub fn go_on(&self) -> anyhow::Result<()> {
+        self.process.cont()
+    }
+
     pub fn cpu(&self) -> Duration {
         processes::cpu_of(self.process.id())
     }

@@ -12,7 +12,7 @@ use super::cut::Proven;
 use crate::app::App;
 use crate::gate::{OfferBooks, Release, SeedOrder};
 use crate::ledger::audit::{Doubt, OfferStill, Recounted, Remedy, Still};
-use crate::ledger::money::{Absent, Settled};
+use crate::ledger::money::{Absent, Decided, Settled};
 use crate::ledger::{Changed, LedgerResult, Order};
 
 /// How long a repair waits for an empty queue, for everything that needs one together.
@@ -198,7 +198,12 @@ impl Mender<'_> {
 
     /// Decides a capture with what is known by now, as its worker would. One whose order may still come is left to wait.
     async fn decide(self, payment: PaymentId) -> LedgerResult<bool> {
-        match self.0.ledger.settle_capture(payment, Absent::MayCome, self.0.clock.now()).await? {
+        let Decided { this, before } =
+            self.0.ledger.settle_capture(payment, Absent::MayCome, self.0.clock.now()).await?;
+        for settled in before {
+            self.0.follow_settled(settled).await;
+        }
+        match this {
             Settled::Wait | Settled::NotFound => Ok(false),
             Settled::ReviveNeeded { payment, order } => {
                 Ok(self.0.revive(&order, payment).await != Revival::Wait)

@@ -42,6 +42,31 @@ pub enum LedgerError {
     Failed(#[from] anyhow::Error),
 }
 
+/// What is written down does not fit together.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Misfit(pub String);
+
+impl LedgerError {
+    /// Whether the ledger works and what is written in it is to blame: a counter, a row that cannot be read, a rule of
+    /// the tables. The same again fails again, until somebody mends it; everything else goes on.
+    #[must_use]
+    pub fn is_of_the_content(&self) -> bool {
+        use rusqlite::ErrorCode::{ConstraintViolation, DatabaseCorrupt, TypeMismatch};
+        let Self::Failed(error) = self else { return false };
+        match error.downcast_ref::<rusqlite::Error>().map(rusqlite::Error::sqlite_error_code) {
+            // Without a code it was not the database that failed but the reading of a row.
+            Some(None | Some(ConstraintViolation | DatabaseCorrupt | TypeMismatch)) => true,
+            Some(Some(_)) => false,
+            None => {
+                error.is::<Misfit>()
+                    || error.is::<rules::order::IllegalTransition>()
+                    || error.is::<rules::payment::IllegalTransition>()
+            }
+        }
+    }
+}
+
 impl From<rusqlite::Error> for LedgerError {
     fn from(error: rusqlite::Error) -> Self {
         use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked, DiskFull};

@@ -136,16 +136,6 @@ pub struct ClosedBatch {
     pub is_full: bool,
 }
 
-/// When something is next to be done about unpaid orders.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NextDue {
-    /// The first deadline of an order that nobody is paying: when it closes.
-    pub closes_at: Option<UnixMs>,
-    /// The first deadline of an order that somebody is paying: when its provider is asked. It stays in the past until
-    /// that order is closed or paid.
-    pub asks_at: Option<UnixMs>,
-}
-
 /// An unpaid order whose deadline has passed while somebody is paying it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overdue {
@@ -205,6 +195,8 @@ pub enum PaymentStarted {
     /// The order is not recorded, or money is here and not decided.
     NotYet,
     NotPayable(State),
+    /// The order has as many payments as one may have.
+    TooMany,
     NotFound,
 }
 
@@ -263,7 +255,7 @@ pub enum Names {
 #[derive(Clone, Debug)]
 pub enum Taken {
     /// It told of a capture.
-    Capture(Settled),
+    Capture(Decided),
     /// It told how a refund ended.
     Refund(Box<RefundEnd>),
     /// This notification was taken before.
@@ -273,6 +265,14 @@ pub enum Taken {
     /// The same, but a payment of ours is named: its money was taken and nobody told us yet. Nothing is written down; the
     /// provider must tell it again, or the money would pay the order when it is told.
     TooEarly,
+}
+
+/// What became of a capture, and of those of the same order that came before it and were decided in the same commit.
+#[derive(Clone, Debug)]
+pub struct Decided {
+    pub this: Settled,
+    /// Paid or due to go back; nothing that still waits.
+    pub before: Vec<Settled>,
 }
 
 /// What became of a capture.

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use http::HeaderMap;
 use parking_lot::Mutex;
 use reqwest::Client;
-use rules::deadline::{Answer, Outage, PROVIDER_ASKED_FOR_MS};
+use rules::deadline::{Outage, PROVIDER_ASKED_FOR_MS};
 use rules::id::{PaymentId, timed};
 use rules::payment::{self, CaptureKey};
 use rules::time::UnixMs;
@@ -93,6 +93,14 @@ pub enum Heard {
     Nothing { kind: String },
 }
 
+/// What a provider says of a started payment when it is asked.
+#[derive(Clone, Debug)]
+pub enum Word {
+    /// What its callback would tell; once either is taken, the other is a duplicate.
+    Paid(Box<Notice>),
+    NotPaid,
+}
+
 /// What came of asking a provider to return money.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RefundAnswer {
@@ -118,7 +126,8 @@ pub struct Port {
     outages: Mutex<Outages>,
 }
 
-/// When payments could not be started. Since any success ends it, it never counts a time in which somebody could pay.
+/// When payments could not be started: from a failure to the next success, at whichever provider. In between nobody was
+/// seen to get through; that somebody might have is in doubt, and the doubt is the buyers'.
 #[derive(Debug, Default)]
 struct Outages {
     past: VecDeque<Outage>,
@@ -168,10 +177,12 @@ impl Port {
         Some(home)
     }
 
-    /// Whether only this machine reaches the buyers' listener.
+    /// Whether only this machine reaches the buyers' listener, as far as the settings say: a public address elsewhere
+    /// means that something beside us lets others in.
     #[must_use]
     pub fn is_at_home_only(&self) -> bool {
-        self.home.get().is_some_and(|home| home.ip().is_loopback())
+        let public_url = self.public_url.as_deref();
+        self.home.get().is_some_and(|home| home.ip().is_loopback()) && public_url.is_none_or(is_loopback)
     }
 
     #[must_use]
@@ -251,17 +262,12 @@ impl Port {
         Ok(Begun { pay_url, provider_ref: started.provider_ref })
     }
 
-    /// Whether a started payment was paid; nothing when its provider does not answer within five seconds. Asking
-    /// changes nothing.
-    pub async fn ask(&self, payment: &Payment, now: UnixMs) -> Option<Answer> {
-        match self.ask_provider(payment, now).await {
-            Ok(Asked::Paid(_)) => Some(Answer::Paid),
+    /// Whether a started payment was paid, by its provider's verified answer. Asking changes nothing.
+    pub async fn ask(&self, payment: &Payment, now: UnixMs) -> Result<Word, CallError> {
+        match self.ask_provider(payment, now).await? {
+            Asked::Paid(capture) => told_when_asked(payment, &capture, now),
             // What was paid and went back pays nothing.
-            Ok(Asked::Open | Asked::Closed | Asked::Refunded | Asked::Unknown) => Some(Answer::NotPaid),
-            Err(error) => {
-                tracing::warn!(payment_id = %payment.id, provider = payment.provider, %error, "a provider was asked and did not answer");
-                None
-            }
+            Asked::Open | Asked::Closed | Asked::Refunded | Asked::Unknown => Ok(Word::NotPaid),
         }
     }
 
@@ -412,6 +418,13 @@ impl Port {
     }
 }
 
+/// Whether an address leads to this machine.
+fn is_loopback(url: &str) -> bool {
+    let Ok(url) = reqwest::Url::parse(url) else { return false };
+    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 enum Found<'a> {
     Sandbox(&'a Sandbox),
     Real(&'a Provider),
@@ -476,6 +489,19 @@ fn captured(
         fresh: PaymentId(timed(now, rand::random())),
     };
     Ok(Heard::Notice(Notice { event_id, told }))
+}
+
+fn told_when_asked(payment: &Payment, capture: &providers::Capture, now: UnixMs) -> Result<Word, CallError> {
+    const ANOTHERS: CallError = CallError::Unbelievable("it told of another payment than it was asked about");
+    let name = Name::parse(&payment.provider).ok_or(OFF)?;
+    if capture.payment_id != payment.reference {
+        return Err(ANOTHERS);
+    }
+    match captured(name, format!("asked-{}", capture.capture_id), capture, now) {
+        Ok(Heard::Notice(notice)) => Ok(Word::Paid(Box::new(notice))),
+        Ok(_) => Err(ANOTHERS),
+        Err(refusal) => Err(CallError::Unbelievable(refusal.sentence)),
+    }
 }
 
 fn of_refund(event_id: String, told: Told, refund: providers::Refund) -> Heard {

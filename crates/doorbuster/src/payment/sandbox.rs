@@ -187,8 +187,8 @@ struct Memory {
 struct Remembered {
     /// Payments and failures so far; each has a number.
     acts: u64,
-    /// A notification of a capture has left.
-    captured: bool,
+    /// The capture of which a notification has left.
+    captured: Option<String>,
     happenings: VecDeque<Happening>,
 }
 
@@ -295,11 +295,14 @@ impl Sandbox {
     #[must_use]
     pub fn ask(&self, payment: &Payment) -> Asked {
         let memory = self.memory.lock();
-        if !memory.payments.get(&payment.id).is_some_and(|remembered| remembered.captured) {
-            return Asked::Open;
+        let captured = memory.payments.get(&payment.id).and_then(|remembered| remembered.captured.clone());
+        match captured {
+            None => Asked::Open,
+            Some(capture_id) => {
+                let payment_id = payment.reference.clone();
+                Asked::Paid(Capture { capture_id, payment_id, amount: payment.money })
+            }
         }
-        let payment_id = payment.reference.clone();
-        Asked::Paid(Capture { capture_id: capture_id(payment.id, 1), payment_id, amount: payment.money })
     }
 
     /// The next act's number; the ledger knows those up to `known`.
@@ -347,11 +350,13 @@ impl Sandbox {
 }
 
 impl App {
-    /// Whether the sandbox serves this sale: in a demo all, elsewhere rehearsals, or whoever is on this machine.
+    /// Whether the sandbox serves this sale: in a demo all, elsewhere rehearsals, or whoever is on this machine. Others
+    /// come through a proxy beside us when there is one, and a public address says so as well.
     #[must_use]
     pub fn sandbox_serves(&self, sale: SaleId) -> bool {
         let is_rehearsal = || self.catalogue.sale(sale).is_some_and(|card| card.sale.rehearsal);
-        self.port.sandbox().is_some() && (self.settings.demo || self.port.is_at_home_only() || is_rehearsal())
+        let is_private = || self.port.is_at_home_only() && self.settings.limits.trusted_proxies.is_empty();
+        self.port.sandbox().is_some() && (self.settings.demo || is_private() || is_rehearsal())
     }
 
     /// Tells the sandbox what its buyer does. Without a delay it answers when all deliveries were answered.
@@ -463,7 +468,7 @@ async fn send(app: &App, id: PaymentId, act: Act, letter: Letter, _permit: Owned
     let mut answers = Vec::new();
     for delivery in 1..=act.times {
         if act.outcome == Outcome::Paid {
-            sandbox.memory.lock().of(id).captured = true;
+            sandbox.memory.lock().of(id).captured.get_or_insert_with(|| letter.capture_id.clone());
         }
         let status = sandbox.deliver(app, &letter).await;
         note(delivery, status);

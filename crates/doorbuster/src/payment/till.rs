@@ -11,14 +11,15 @@ use rules::id::{OrderId, PaymentId, timed};
 use rules::order::State;
 use rules::payment::{Revival, State as PaymentState};
 use rules::wire::OrderView;
+use tokio::sync::Semaphore;
 
-use super::port::{Beginning, Heard, Name};
-use super::providers::{CallError, Device, RefundAmount};
+use super::port::{Beginning, Heard, Name, Word};
+use super::providers::{CallError, Closing, Device, RefundAmount};
 use crate::app::App;
 use crate::crash;
 use crate::desk::{Seen, VERDICT_WAIT};
 use crate::ledger::money::{
-    NewPayment, Notice, Payment, PaymentStarted, RefundAsked, RefundEnd, RefundOf, Settled, Taken,
+    Decided, NewPayment, Notice, Payment, PaymentStarted, RefundAsked, RefundEnd, RefundOf, Settled, Taken,
 };
 use crate::ledger::{LedgerResult, Order};
 use crate::telemetry::metrics::MoneyOutcome;
@@ -26,6 +27,25 @@ use crate::telemetry::metrics::MoneyOutcome;
 /// A payment that another replaced is closed at its provider so often, with these waits in between.
 const CLOSE_WAITS: [Duration; 4] =
     [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(25)];
+
+/// Payments that wait to be closed at their providers, or are being closed; further ones are not closed there.
+const CLOSINGS_MAX: usize = 10_000;
+
+/// Calls to close a payment that are under way at once. A provider that is down takes 15 seconds for each.
+const CLOSED_AT_ONCE: usize = 256;
+
+/// Payments on their way to be closed at their providers.
+#[derive(Debug)]
+pub struct Closings {
+    places: Arc<Semaphore>,
+    turns: Semaphore,
+}
+
+impl Default for Closings {
+    fn default() -> Self {
+        Self { places: Arc::new(Semaphore::new(CLOSINGS_MAX)), turns: Semaphore::new(CLOSED_AT_ONCE) }
+    }
+}
 
 /// What became of a buyer's wish to pay.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +57,8 @@ pub enum PayAnswer {
     /// Still queued after the wait, or money is here and not decided.
     NotYet,
     NotPayable(State),
+    /// So many payments were started for the order that no further one is.
+    TooMany,
     NotFound,
     /// No provider of this name serves the order's sale.
     NoSuchProvider,
@@ -99,6 +121,7 @@ impl App {
             PaymentStarted::Open(payment) => payment,
             PaymentStarted::NotYet => return Ok(PayAnswer::NotYet),
             PaymentStarted::NotPayable(state) => return Ok(PayAnswer::NotPayable(state)),
+            PaymentStarted::TooMany => return Ok(PayAnswer::TooMany),
             PaymentStarted::NotFound => return Ok(PayAnswer::NotFound),
         };
         crash::point("till.started");
@@ -151,11 +174,18 @@ impl App {
 
     /// Closes a payment at its provider, in the background. If that fails, money that comes is settled all the same.
     pub(crate) fn close_at_provider(self: &Arc<Self>, payment: Payment) {
+        let Ok(place) = Arc::clone(&self.closings.places).try_acquire_owned() else {
+            tracing::warn!(payment_id = %payment.id, "too many payments wait to be closed at their providers; this one is not");
+            return;
+        };
         let app = Arc::clone(self);
         let closing = async move {
+            let _place = place;
             for wait in CLOSE_WAITS {
                 tokio::time::sleep(wait).await;
-                match app.port.close(&payment).await {
+                match app.close_once(&payment).await {
+                    Ok(true) => return,
+                    Ok(false) => {}
                     Err(error) if error.is_worth_repeating() => {
                         tracing::info!(payment_id = %payment.id, %error, "a payment is not closed at its provider yet");
                     }
@@ -163,13 +193,33 @@ impl App {
                         tracing::warn!(payment_id = %payment.id, %error, "a payment cannot be closed at its provider");
                         return;
                     }
-                    Ok(_) => return,
                 }
             }
             tracing::warn!(payment_id = %payment.id, "a payment could not be closed at its provider");
         };
         let shutdown = self.shutdown.clone();
         self.tasks.spawn_on(async move { shutdown.run_until_cancelled(closing).await }, &self.runtime);
+    }
+
+    /// Closes a payment at its provider, when it is its turn. One that is not open any more may have been paid before:
+    /// that money does not depend on a callback. Whether it is done.
+    async fn close_once(self: &Arc<Self>, payment: &Payment) -> Result<bool, CallError> {
+        // Nobody closes the semaphore.
+        let _turn = self.closings.turns.acquire().await;
+        match self.port.close(payment).await? {
+            Closing::Closed | Closing::Unknown => return Ok(true),
+            Closing::NotOpen => {}
+        }
+        let told = match self.port.ask(payment, self.clock.now()).await? {
+            Word::Paid(told) => told,
+            Word::NotPaid => return Ok(true),
+        };
+        tracing::info!(payment_id = %payment.id, "a payment was to be closed and had been paid");
+        let settled = self.settle(Heard::Notice(*told)).await;
+        if let Err(error) = &settled {
+            tracing::warn!(payment_id = %payment.id, %error, "its money could not be written down; trying again");
+        }
+        Ok(settled.is_ok())
     }
 
     /// Takes what a provider told. When it returns [`Heeded::Recorded`], the provider may forget it.
@@ -218,7 +268,12 @@ impl App {
 
     async fn follow(self: &Arc<Self>, taken: Taken) {
         match taken {
-            Taken::Capture(settled) => self.follow_settled(settled).await,
+            Taken::Capture(Decided { this, before }) => {
+                for settled in before {
+                    self.follow_settled(settled).await;
+                }
+                self.follow_settled(this).await;
+            }
             Taken::Refund(end) => self.follow_refund(*end).await,
             Taken::Duplicate => self.metrics.money.inc(MoneyOutcome::Duplicate),
             // Other shops and other systems may use the same account.

@@ -5,6 +5,7 @@
 //! Whatever it does is one commit and then the gate's part of it, and it ends only between the two of one order and the
 //! next. A process that dies in between rebuilds its gate from the ledger.
 
+mod aside;
 mod asking;
 mod captures;
 mod outages;
@@ -12,8 +13,10 @@ mod outages;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rules::id::OrderId;
 use rules::time::UnixMs;
 
+use self::aside::Aside;
 use crate::app::App;
 use crate::crash;
 use crate::ledger::money::Released;
@@ -30,7 +33,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
-/// Fewest orders in one closing transaction, however slow the disk is.
+/// Fewest orders in one closing transaction, however slow the disk is; fewer only to go round one that fails.
 const BATCH_MIN: u32 = 64;
 
 /// Works until the process is asked to end. The orders that are due by then wait for the next start.
@@ -45,12 +48,12 @@ pub async fn run(app: Arc<App>) {
 
 /// Closes orders that nobody is paying, to the second.
 async fn close_at_deadlines(app: &App) {
-    let mut pace = Pace::new(app);
+    let mut closer = Closer { pace: Pace::new(app), aside: Aside::default() };
     let mut alive = outages::Heartbeat::default();
     let mut retry = RETRY_FIRST;
     while !app.shutdown.is_cancelled() {
         let now = app.clock.now();
-        let nap = match close_batch(app, now, &mut pace).await {
+        let nap = match closer.close_batch(app, now).await {
             // There may be more of them: whoever waits for the ledger's writer has had a turn.
             Ok(true) => Duration::ZERO,
             Ok(false) => {
@@ -59,28 +62,62 @@ async fn close_at_deadlines(app: &App) {
                 alive.beat(app, nap.is_some()).await;
                 nap.unwrap_or(LOOK_EVERY)
             }
+            Err(error) if closer.go_round(app, now, &error).await => Duration::ZERO,
             Err(error) => trouble(app, &error, &mut retry),
         };
         rest(app, nap).await;
     }
 }
 
-/// Closes a batch and lets the gate have its units. Whether there may be more.
-async fn close_batch(app: &App, now: UnixMs, pace: &mut Pace) -> LedgerResult<bool> {
-    let began = app.clock.instant();
-    let batch = app.ledger.close_due(now, pace.orders, app.all_outages(now)).await?;
-    if batch.closed.is_empty() {
-        return Ok(false);
+struct Closer {
+    pace: Pace,
+    /// The numbers of orders that cannot be closed because of what is written about them or their offer.
+    aside: Aside<u64>,
+}
+
+impl Closer {
+    /// Closes a batch and lets the gate have its units. Whether there may be more.
+    async fn close_batch(&mut self, app: &App, now: UnixMs) -> LedgerResult<bool> {
+        let began = app.clock.instant();
+        self.aside.let_go(now);
+        let (limit, outages) = (self.pace.orders, app.all_outages(now));
+        let batch = app.ledger.close_due(now, limit, outages, self.aside.all()).await?;
+        if batch.closed.is_empty() {
+            return Ok(false);
+        }
+        crash::point("sweeper.closed");
+        app.note_strikes(&batch.closed);
+        for released in &batch.closed {
+            app.give_back(released);
+        }
+        note_lag(app, batch.closed.first(), now);
+        app.metrics.sweeper_batch_orders.observe(f64_of(batch.closed.len()));
+        self.pace.adapt(batch.is_full, began);
+        Ok(batch.is_full)
     }
-    crash::point("sweeper.closed");
-    app.note_strikes(&batch.closed);
-    for released in &batch.closed {
-        app.give_back(released);
+
+    /// One order that cannot be closed because of what is written must not hold up the others: the batches get smaller
+    /// until it is alone, and then it is set aside. Whether that is so and it goes on at once.
+    async fn go_round(&mut self, app: &App, now: UnixMs, error: &LedgerError) -> bool {
+        if !error.is_of_the_content() {
+            return false;
+        }
+        if self.pace.orders > 1 {
+            self.pace.orders /= 2;
+            return true;
+        }
+        // Should another one have become the first meanwhile, it comes a little later.
+        let Ok(Some((no, order))) = app.ledger.first_due(now, self.aside.all()).await else { return false };
+        note_set_aside(app, order, error);
+        self.aside.put(no, now)
     }
-    note_lag(app, batch.closed.first(), now);
-    app.metrics.sweeper_batch_orders.observe(f64_of(batch.closed.len()));
-    pace.adapt(batch.is_full, began);
-    Ok(batch.is_full)
+}
+
+/// An alarm: somebody must look at it. The auditor says what is wrong, and may mend it.
+fn note_set_aside(app: &App, order: Option<OrderId>, error: &LedgerError) {
+    let order = order.map(|order| order.to_string());
+    tracing::error!(order_id = order, %error, "an unpaid order cannot be closed because of what is written about it; it is set aside and tried again in a minute: run `doorbuster audit`");
+    app.metrics.set_aside.inc();
 }
 
 fn note_lag(app: &App, oldest: Option<&Released>, now: UnixMs) {
@@ -106,14 +143,17 @@ impl Pace {
 
     fn adapt(&mut self, was_full: bool, began: Instant) {
         let took = began.elapsed();
-        let orders = if took > self.time * 2 {
-            self.orders / 2
+        let orders = if self.orders < BATCH_MIN {
+            // It went round something; that is over.
+            self.orders.saturating_mul(2)
+        } else if took > self.time * 2 {
+            (self.orders / 2).max(BATCH_MIN)
         } else if was_full && took < self.time {
             self.orders.saturating_mul(2)
         } else {
             self.orders
         };
-        self.orders = orders.clamp(BATCH_MIN.min(self.most), self.most);
+        self.orders = orders.min(self.most);
     }
 }
 
@@ -132,7 +172,9 @@ async fn nap_after(app: &App, now: UnixMs) -> Option<Duration> {
 fn trouble(app: &App, error: &LedgerError, retry: &mut Duration) -> Duration {
     tracing::warn!(%error, "unpaid orders could not be closed; trying again");
     app.stop_if_unknown(error);
-    app.outages.began(app.clock.now());
+    if !error.is_of_the_content() {
+        app.outages.began(app.clock.now());
+    }
     let wait = *retry;
     *retry = (wait * 2).min(RETRY_MAX);
     wait

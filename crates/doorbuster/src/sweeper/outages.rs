@@ -1,6 +1,8 @@
-//! When paying was impossible, as far as this process knows: the time it was away, which the ledger remembers, and the
-//! times when the ledger could not be written. When providers do not answer, the port knows.
+//! When paying was impossible, as far as this process knows: the time it was away, and the times when the ledger could
+//! not be written. When providers do not answer, the port knows. All of it is written down, so that a start does not
+//! forget it.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -32,12 +34,12 @@ impl Outages {
         self.0.lock().since.get_or_insert(now);
     }
 
-    /// Paying is possible again. The outage that is over, if there was one.
-    pub fn ended(&self, now: UnixMs) -> Option<Outage> {
+    /// Paying is possible again.
+    pub fn ended(&self, now: UnixMs) {
         let mut known = self.0.lock();
-        let outage = Outage { from: known.since.take()?, until: now };
-        known.keep([outage]);
-        Some(outage)
+        if let Some(from) = known.since.take() {
+            known.keep([Outage { from, until: now }]);
+        }
     }
 
     /// All of them until now, the present one too.
@@ -81,31 +83,43 @@ pub(super) async fn begin(app: &App) {
     }
 }
 
-/// The last sign of life: the outage until the next start begins now.
+/// The last sign of life: the outage until the next start begins now. One that lasts is written down as far as it goes.
 pub(super) async fn end(app: &App) {
-    if let Err(error) = app.ledger.note_alive(app.clock.now()).await {
+    let now = app.clock.now();
+    if let Err(error) = app.ledger.note_alive(now, app.all_outages(now)).await {
         tracing::warn!(%error, "the end could not be noted; the outage will seem longer than it is");
     }
 }
 
-/// Signs of life.
+/// Signs of life, and the outages that are told with them.
 #[derive(Debug, Default)]
 pub(super) struct Heartbeat {
     last: Option<Instant>,
+    /// Outages that are over and written down.
+    written: HashSet<Outage>,
 }
 
 impl Heartbeat {
-    /// To be called whenever the ledger has answered. Without anybody who could pay nothing is written.
+    /// To be called whenever the ledger has answered. An outage that is over is written at once, one that lasts with
+    /// every sign of life. Without either, and without anybody who could pay, nothing is written.
     pub(super) async fn beat(&mut self, app: &App, somebody_may_pay: bool) {
-        let over = app.outages.ended(app.clock.now());
-        let fresh = self.last.is_some_and(|last| last.elapsed() < ALIVE_EVERY);
-        let noted = match over {
-            Some(outage) => app.ledger.note_outage(outage).await,
-            None if fresh || !somebody_may_pay => return,
-            None => app.ledger.note_alive(app.clock.now()).await,
-        };
-        match noted {
-            Ok(()) => self.last = Some(app.clock.instant()),
+        let now = app.clock.now();
+        app.outages.ended(now);
+        let is_due = somebody_may_pay && self.last.is_none_or(|last| last.elapsed() >= ALIVE_EVERY);
+        // Whatever reaches until now lasts, or ended in this very moment and is over the next time.
+        let (lasting, over): (Vec<_>, Vec<_>) =
+            app.all_outages(now).into_iter().partition(|outage| outage.until >= now);
+        let mut unwritten: Vec<Outage> =
+            over.iter().copied().filter(|outage| !self.written.contains(outage)).collect();
+        if unwritten.is_empty() && !is_due {
+            return;
+        }
+        unwritten.extend(lasting);
+        match app.ledger.note_alive(now, unwritten).await {
+            Ok(()) => {
+                self.last = Some(app.clock.instant());
+                self.written = over.into_iter().collect();
+            }
             Err(error) => {
                 app.stop_if_unknown(&error);
                 tracing::warn!(%error, "a sign of life could not be written; trying again");
@@ -121,14 +135,16 @@ mod tests {
     #[test]
     fn an_outage_lasts_from_its_first_sign_to_its_end() {
         let outages = Outages::default();
-        assert_eq!(outages.ended(UnixMs(1)), None);
+        outages.ended(UnixMs(1));
+        assert_eq!(outages.until(UnixMs(2)), []);
         outages.began(UnixMs(10));
         outages.began(UnixMs(20));
         let present = Outage { from: UnixMs(10), until: UnixMs(25) };
         assert_eq!(outages.until(UnixMs(25)), [present]);
         let over = Outage { from: UnixMs(10), until: UnixMs(30) };
-        assert_eq!(outages.ended(UnixMs(30)), Some(over));
-        assert_eq!((outages.ended(UnixMs(40)), outages.until(UnixMs(50))), (None, vec![over]));
+        outages.ended(UnixMs(30));
+        outages.ended(UnixMs(40));
+        assert_eq!(outages.until(UnixMs(50)), [over]);
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub struct Metrics {
     pub journal_roll_backs: Counter,
     /// Times that the backlog was shortened, from its full length.
     pub saturated: Counter,
+    /// Anything but zero needs a person: what is written in the ledger does not fit together.
+    pub set_aside: Counter,
     pub connections_open: Gauge,
     pub backlog_max: Gauge,
     pub in_flight: Gauge,
@@ -151,6 +153,13 @@ impl Metrics {
                 r,
                 "saturated",
                 "Times that more connections came than could be looked at, and the backlog was shortened",
+                Counter::default(),
+            ),
+            set_aside: with(
+                r,
+                "set_aside",
+                "Times that an unpaid order could not be closed, or captured money not be decided, because of what is \
+                 written about it: must stay zero, else an audit says what is wrong",
                 Counter::default(),
             ),
             connections_open: gauge(r, "connections_open", "Connections open now"),
@@ -376,11 +385,12 @@ label! {
 }
 
 label! {
-    /// What happened to a payment or to its money. `refund_failed`, `refund_slow` and `unasked` need a person.
+    /// What happened to a payment or to its money. `refund_failed`, `refund_slow`, `unasked` and `unnotified` need a
+    /// person.
     MoneyOutcome, "outcome":
     Started = "started", NotStarted = "not_started", Applied = "applied", Late = "late", Waiting = "waiting",
     Duplicate = "duplicate", RefundDue = "refund_due", RefundRetried = "refund_retried", Refunded = "refunded",
-    RefundFailed = "refund_failed", RefundSlow = "refund_slow", Unasked = "unasked",
+    RefundFailed = "refund_failed", RefundSlow = "refund_slow", Unasked = "unasked", Unnotified = "unnotified",
 }
 
 label! { AuditOutcome, "outcome": Clean = "clean", Findings = "findings", Failed = "failed" }

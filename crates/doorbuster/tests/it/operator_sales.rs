@@ -83,6 +83,7 @@ async fn a_draft_that_is_not_as_it_must_be_is_refused_by_its_field() {
         (but("/offers/0/max_per_order", json!(0)), "offers[0].max_per_order"),
         (but("/offers/0/max_per_order", json!(101)), "offers[0].max_per_order"),
         (but("/offers/0/price/amount", json!(-1)), "offers[0].price.amount"),
+        (but("/offers/0/price/amount", json!(0)), "offers[0].price.amount"),
         (but("/offers/0/price/currency", json!("XXL")), "offers[0].price.currency"),
         (
             but("/offers/0/list_price", json!({"amount": 1, "currency": "EUR"})),
@@ -148,7 +149,7 @@ async fn a_thousand_offers_keep_their_order_and_one_more_is_too_many() {
     let app = TestApp::start().await;
     let offer = |n: usize| {
         json!({"name": format!("Offer {n}"), "description": "long ".repeat(40),
-               "price": {"amount": n, "currency": "CNY"}, "stock": n})
+               "price": {"amount": n + 1, "currency": "CNY"}, "stock": n})
     };
     let offers: Vec<_> = (0..1_000).map(offer).collect();
     let (path, sale) = make(&app, &but("/offers", json!(offers))).await;

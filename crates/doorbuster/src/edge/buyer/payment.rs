@@ -7,6 +7,7 @@ use axum::extract::{Extension, State};
 use http::header::USER_AGENT;
 use http::{HeaderMap, StatusCode};
 use rules::id::OrderId;
+use rules::payment::PAYMENTS_PER_ORDER_MAX;
 use rules::wire::{Code, PaymentGiven, PaymentRequest};
 
 use crate::app::App;
@@ -46,6 +47,13 @@ pub async fn pay(
             let detail = format!(
                 "An order that is {} cannot be paid, nor one whose time to pay is over.",
                 state.as_str()
+            );
+            Err(Refusal::detail(Code::NotPayable, detail))
+        }
+        PayAnswer::TooMany => {
+            let detail = format!(
+                "{PAYMENTS_PER_ORDER_MAX} payments were started for this order, and there can be no more. Go on with the \
+                 one that is open, at its provider."
             );
             Err(Refusal::detail(Code::NotPayable, detail))
         }

@@ -3,25 +3,20 @@
 
 use std::collections::HashMap;
 
-use anyhow::anyhow;
 use rules::deadline::{self, Asked, Due, OnTheWay, Outage};
 use rules::id::{OfferId, OrderId};
 use rules::order::{self, Event, Reason, State, Status};
 use rules::strike::{Mark, mark};
 use rules::time::UnixMs;
-use rusqlite::{Connection, Row, Transaction, params};
+use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
 use super::orders::{ORDER_COLUMNS, ORDER_COLUMNS_COUNT, Shelf, event_data, find, read_order, write_event};
 use super::payments::{self, PAYMENT_COLUMNS, read_payment};
 use super::shelf::{LEFT_COLUMNS, LEFT_COLUMNS_COUNT, Left};
 use super::{SqliteLedger, Urgency, column, signed, strikes};
 use crate::crash;
-use crate::ledger::money::{ClosedBatch, DuePlace, Lapsed, NextDue, Overdue, Released};
-use crate::ledger::{LedgerError, LedgerResult, Order};
-
-/// Where money may still come from: whoever is sent to a provider, or has paid there, keeps the order open.
-const NOBODY_IS_PAYING: &str = "not exists (select 1 from payments
-    where payments.order_id = orders.order_id and payments.state in ('started', 'captured'))";
+use crate::ledger::money::{ClosedBatch, DuePlace, Lapsed, Overdue, Released};
+use crate::ledger::{LedgerError, LedgerResult, Misfit, Order};
 
 impl SqliteLedger {
     /// Closes up to `limit` unpaid orders whose `pay_by` has come and that nobody is paying, the earliest first: orders,
@@ -30,13 +25,39 @@ impl SqliteLedger {
     ///
     /// Durable when it returns. A retry closes others or none: a closed order is never told of twice, so whoever dies
     /// before its units are back at the gate rebuilds the gate. Waits behind whatever a buyer waits for.
+    ///
+    /// `aside` are the numbers of orders that are left alone. One order that cannot be closed because of what is written
+    /// fails the batch ([`LedgerError::is_of_the_content`]); [`Self::first_due`] says which comes first.
     pub async fn close_due(
         &self,
         now: UnixMs,
         limit: u32,
         outages: Vec<Outage>,
+        aside: Vec<u64>,
     ) -> LedgerResult<ClosedBatch> {
-        self.transact(Urgency::Clerk, move |transaction| close_due(transaction, now, limit, &outages)).await
+        let aside = numbers(aside.into_iter());
+        self.transact(Urgency::Clerk, move |transaction| {
+            close_due(transaction, &DueOrders { now, limit, aside }, &outages)
+        })
+        .await
+    }
+
+    /// The number of the order that [`Self::close_due`] begins with, and its id if that can be read.
+    pub async fn first_due(
+        &self,
+        now: UnixMs,
+        aside: Vec<u64>,
+    ) -> LedgerResult<Option<(u64, Option<OrderId>)>> {
+        self.read(move |connection| {
+            let sql = format!("select orders.order_no, orders.order_id {FROM_DUE}");
+            let first = connection
+                .prepare_cached(&sql)?
+                .query_row(params![now.0, 1, numbers(aside.into_iter())], |row| {
+                    Ok((column::number(row, 0)?, column::id(row, 1).ok().map(OrderId)))
+                });
+            Ok(first.optional()?)
+        })
+        .await
     }
 
     /// Closes one order at its deadline, after the provider of its open payment was asked. Whether it closes is
@@ -55,7 +76,8 @@ impl SqliteLedger {
     }
 
     /// Orders whose `pay_by` has come while somebody is paying them, the earliest first: their providers are asked.
-    /// Those after the place `after`, which [`Overdue::place`] of the last one tells.
+    /// Those after the place `after`, which [`Overdue::place`] of the last one tells. What cannot be read is left out, so
+    /// only an empty answer is the end.
     pub async fn overdue(
         &self,
         now: UnixMs,
@@ -74,51 +96,39 @@ impl SqliteLedger {
         })
         .await
     }
+}
 
-    /// When the next unpaid orders are due.
-    pub async fn next_due(&self) -> LedgerResult<NextDue> {
-        self.read(move |connection| {
-            let first = |sql: &str| -> rusqlite::Result<Option<UnixMs>> {
-                connection.prepare_cached(sql)?.query_row([], |row| column::time_option(row, 0))
-            };
-            let closes = format!(
-                "select min(pay_by) from (select pay_by from orders indexed by orders_due
-                 where state = 'awaiting_payment' and pay_by is not null and {NOBODY_IS_PAYING}
-                 order by pay_by limit 1)"
-            );
-            let asks = "select min(orders.pay_by)
-                from payments indexed by payments_one_open_per_order cross join orders using (order_id)
-                where payments.state = 'started' and orders.state = 'awaiting_payment'";
-            Ok(NextDue { closes_at: first(&closes)?, asks_at: first(asks)? })
-        })
-        .await
-    }
+/// Which orders are due: at `now`, the first `limit`, but those whose numbers are in the JSON array `aside`.
+struct DueOrders {
+    now: UnixMs,
+    limit: u32,
+    aside: String,
 }
 
 fn close_due(
     transaction: &Transaction<'_>,
-    now: UnixMs,
-    limit: u32,
+    wanted: &DueOrders,
     outages: &[Outage],
 ) -> LedgerResult<ClosedBatch> {
-    let due = find_due(transaction, now, limit)?;
+    let DueOrders { now, limit, .. } = *wanted;
+    let due = find_due(transaction, wanted)?;
     if due.is_empty() {
         return Ok(ClosedBatch::default());
     }
     let unpaid = Status { state: State::AwaitingPayment, reason: None, holds_units: true };
     let status = order::next(unpaid, Event::TimedOut).map_err(|error| LedgerError::Failed(error.into()))?;
-    let numbers = numbers(due.iter().map(|due| &due.order));
+    let numbers = numbers(due.iter().map(|due| due.order.no));
     close_rows(transaction, &numbers, due.len(), status, now)?;
     let change_nos = return_units(transaction, &numbers, now)?;
-    let struck = due.iter().filter(|due| due.is_struck(outages));
-    strikes::strike(transaction, &self::numbers(struck.map(|due| &due.order)), now)?;
+    let unexcused = due.iter().filter(|due| due.deserves_strike(outages));
+    let struck = strikes::strike(transaction, &self::numbers(unexcused.map(|due| due.order.no)), now)?;
     crash::point("ledger.committing");
     let is_full = u32::try_from(due.len()).is_ok_and(|found| found >= limit);
     let closed = due
         .into_iter()
         .map(|due| Released {
             change_no: change_nos.get(&due.order.offer).copied().unwrap_or(0),
-            struck: due.is_struck(outages),
+            struck: struck.contains(&due.order.no),
             order: Order { status, seq: due.order.seq + 1, closed_at: Some(now), ..due.order },
             restock: true,
         })
@@ -139,7 +149,7 @@ struct Terms {
 
 impl Unpaid {
     /// Who plays along in a rehearsal gets no mark for it.
-    fn is_struck(&self, outages: &[Outage]) -> bool {
+    fn deserves_strike(&self, outages: &[Outage]) -> bool {
         let Terms { recorded_at, rehearsal } = self.terms;
         let pay_by = self.order.pay_by.unwrap_or(recorded_at);
         let excused = rehearsal || deadline::is_excused(recorded_at, pay_by, outages);
@@ -151,24 +161,28 @@ fn read_terms(row: &Row<'_>, index: usize) -> rusqlite::Result<Terms> {
     Ok(Terms { recorded_at: column::time(row, index)?, rehearsal: row.get(index + 1)? })
 }
 
-/// Asks what `rules::deadline::due` asks of an order without money on its way.
-fn find_due(connection: &Connection, now: UnixMs, limit: u32) -> rusqlite::Result<Vec<Unpaid>> {
-    let sql = format!(
-        "select {ORDER_COLUMNS}, orders.recorded_at, sales.rehearsal
-         from orders indexed by orders_due cross join offers using (offer_no) cross join sales using (sale_no)
-         where orders.state = 'awaiting_payment' and orders.pay_by <= ?1 and {NOBODY_IS_PAYING}
-         order by orders.pay_by, orders.order_no limit ?2"
-    );
+/// What `rules::deadline::due` asks of an order without money on its way, for [`DueOrders`].
+const FROM_DUE: &str = "from orders indexed by orders_due cross join offers using (offer_no)
+    cross join sales using (sale_no)
+    where orders.state = 'awaiting_payment' and orders.pay_by <= ?1
+        -- Where money may still come from: whoever is sent to a provider, or has paid there, keeps the order open.
+        and not exists (select 1 from payments
+            where payments.order_id = orders.order_id and payments.state in ('started', 'captured'))
+        and orders.order_no not in (select value from json_each(?3))
+    order by orders.pay_by, orders.order_no limit ?2";
+
+fn find_due(connection: &Connection, wanted: &DueOrders) -> rusqlite::Result<Vec<Unpaid>> {
+    let sql = format!("select {ORDER_COLUMNS}, orders.recorded_at, sales.rehearsal {FROM_DUE}");
     let mut statement = connection.prepare_cached(&sql)?;
-    let rows = statement.query_map(params![now.0, limit], |row| {
+    let rows = statement.query_map(params![wanted.now.0, wanted.limit, wanted.aside], |row| {
         Ok(Unpaid { order: read_order(row)?, terms: read_terms(row, ORDER_COLUMNS_COUNT)? })
     })?;
     rows.collect()
 }
 
 /// The numbers of orders as a JSON array: one value that a whole statement works on.
-fn numbers<'a>(orders: impl Iterator<Item = &'a Order>) -> String {
-    let numbers: Vec<String> = orders.map(|order| order.no.to_string()).collect();
+pub(super) fn numbers(orders: impl Iterator<Item = u64>) -> String {
+    let numbers: Vec<String> = orders.map(|no| no.to_string()).collect();
     format!("[{}]", numbers.join(","))
 }
 
@@ -197,7 +211,8 @@ fn close_rows(
     if closed == expected && told == expected {
         return Ok(());
     }
-    Err(LedgerError::Failed(anyhow!("{expected} orders were due, {closed} were closed, {told} were told of")))
+    let misfit = format!("{expected} orders were due, {closed} were closed, {told} were told of");
+    Err(LedgerError::Failed(Misfit(misfit).into()))
 }
 
 /// Takes the closed orders' units off the counters. Answers each offer's `change_no`.
@@ -239,16 +254,16 @@ fn close_asked(
     let states = payments::of_order(transaction, id)?.into_iter().map(|payment| payment.status.state);
     match deadline::due(now, pay_by, OnTheWay::of(states, asked)) {
         Due::Close => {}
-        due @ (Due::NotBefore(_) | Due::Ask | Due::Settle) => return Ok(Lapsed::NotNow(due)),
+        due @ (Due::NotBefore(_) | Due::Ask | Due::Settle | Due::TakeAnswer) => {
+            return Ok(Lapsed::NotNow(due));
+        }
     }
     let terms = terms_of(transaction, id)?;
     let change_no = write_event(transaction, &mut order, Event::TimedOut, Shelf::Same, now)?;
     let payment = payments::close_open(transaction, id, now)?;
     let unpaid = Unpaid { order, terms };
-    let struck = unpaid.is_struck(outages);
-    if struck {
-        strikes::strike(transaction, &numbers(std::iter::once(&unpaid.order)), now)?;
-    }
+    let unexcused = Some(unpaid.order.no).filter(|_| unpaid.deserves_strike(outages));
+    let struck = !strikes::strike(transaction, &numbers(unexcused.into_iter()), now)?.is_empty();
     crash::point("ledger.committing");
     let released = Released { order: unpaid.order, change_no, restock: true, struck };
     Ok(Lapsed::Closed { released: Box::new(released), payment })
@@ -283,5 +298,21 @@ fn find_overdue(
     let rows = statement.query_map(params![now.0, pay_by.0, signed(no), limit], |row| {
         Ok(Overdue { order: read_order(row)?, payment: read_payment(row, ORDER_COLUMNS_COUNT)? })
     })?;
-    rows.collect()
+    readable(rows)
+}
+
+/// All rows that can be read: one that cannot must not hide those behind it.
+pub(super) fn readable<T>(rows: impl Iterator<Item = rusqlite::Result<T>>) -> rusqlite::Result<Vec<T>> {
+    let mut found = Vec::new();
+    for row in rows {
+        match row {
+            Ok(row) => found.push(row),
+            // Without a code it was not the database that failed but the reading of this row.
+            Err(error) if error.sqlite_error_code().is_none() => {
+                tracing::error!(%error, "an order or a payment cannot be read and is left alone: run `doorbuster audit`");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
 }

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use rules::buyer::BuyerId;
-use rules::deadline::{Asked, OnTheWay};
+use rules::deadline::{self, Asked, OnTheWay};
 use rules::id::{IdMap, OfferId, OrderId, PaymentId, SaleId};
 use rules::money::Money;
 use rules::order::{self, Event, Reason, State, Status, Version};
@@ -366,7 +366,7 @@ fn new_order(seq: u64, claim: &Claim, event: Event, offer: &OfferBooks, now: Uni
         // The claim was the order's first fact, the ledger's word is its second.
         seq: 2,
         created_at: claim.claimed_at,
-        pay_by: live.then(|| now.plus_s(offer.pay_within_s)),
+        pay_by: live.then(|| deadline::pay_by(now, offer.pay_within_s)),
         paid_at: None,
         closed_at: (!live).then_some(now),
         pass_expires_at: claim.pass_expires_at,

@@ -26,14 +26,15 @@ impl SqliteLedger {
         .await
     }
 
-    /// A sign of life, behind everything that somebody waits for. Should the process die, the outage began here.
-    pub async fn note_alive(&self, now: UnixMs) -> LedgerResult<()> {
-        self.transact(Urgency::Clerk, move |transaction| write_alive(transaction, now)).await
-    }
-
-    /// Paying was impossible although the process ran. Durable when it returns; a retry adds nothing.
-    pub async fn note_outage(&self, outage: Outage) -> LedgerResult<()> {
-        self.transact(Urgency::Clerk, move |transaction| insert(transaction, outage)).await
+    /// A sign of life, behind everything that somebody waits for: should the process die, the next outage began here.
+    /// `outages` are times in which paying was impossible although it ran. One that began at the same moment and ended
+    /// earlier is replaced, so that one can be written down while it lasts. Durable when it returns; a retry adds nothing.
+    pub async fn note_alive(&self, now: UnixMs, outages: Vec<Outage>) -> LedgerResult<()> {
+        self.transact(Urgency::Clerk, move |transaction| {
+            outages.into_iter().try_for_each(|outage| insert(transaction, outage))?;
+            write_alive(transaction, now)
+        })
+        .await
     }
 }
 
@@ -54,11 +55,18 @@ fn write_alive(transaction: &Transaction<'_>, now: UnixMs) -> LedgerResult<()> {
     Ok(())
 }
 
-/// A span that ends before it begins is none: clocks are set back.
+/// A span that ends before it begins is none: clocks are set back. One that goes on is written again and again, and is
+/// one row: the longest.
 fn insert(transaction: &Transaction<'_>, outage: Outage) -> LedgerResult<()> {
     if outage.from < outage.until {
         transaction
-            .prepare_cached("insert or ignore into outages (from_at, until_at) values (?1, ?2)")?
+            .prepare_cached(
+                "insert into outages (from_at, until_at) select ?1, ?2
+                 where not exists (select 1 from outages where from_at = ?1 and until_at >= ?2)",
+            )?
+            .execute(params![outage.from.0, outage.until.0])?;
+        transaction
+            .prepare_cached("delete from outages where from_at = ?1 and until_at < ?2")?
             .execute(params![outage.from.0, outage.until.0])?;
     }
     Ok(())

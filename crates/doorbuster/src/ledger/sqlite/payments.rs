@@ -3,7 +3,7 @@
 
 use rules::id::{OrderId, PaymentId};
 use rules::money::Money;
-use rules::payment::{self, Event, Open, RefundReason, Start, State, Status};
+use rules::payment::{self, Event, Open, PAYMENTS_PER_ORDER_MAX, RefundReason, Start, State, Status};
 use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
@@ -21,7 +21,8 @@ pub(super) const PAYMENT_COLUMNS: &str = "payments.payment_no, payments.payment_
 
 impl SqliteLedger {
     /// Starts a payment of this buyer's order, or answers the one that is open; one at another provider is closed in
-    /// the same transaction. What is to be paid is the order's total.
+    /// the same transaction. What is to be paid is the order's total. Nothing new is started beyond
+    /// [`PAYMENTS_PER_ORDER_MAX`]; what is open stays open.
     ///
     /// Durable when it returns, and the provider has heard of nothing. A retry finds the open payment, under the id of
     /// the first try.
@@ -105,6 +106,7 @@ fn start(transaction: &Transaction<'_>, wanted: &NewPayment, now: UnixMs) -> Led
     let order = orders::find(transaction, wanted.order)?.filter(|order| order.buyer == wanted.buyer);
     let Some(order) = order else { return Ok(PaymentStarted::NotFound) };
     let payments = of_order(transaction, order.id)?;
+    let is_full = payments.len() >= PAYMENTS_PER_ORDER_MAX;
     let captured = payments.iter().any(|payment| payment.status.state == State::Captured);
     let started = payments.into_iter().find(|payment| payment.status.state == State::Started);
     let open = match &started {
@@ -117,6 +119,9 @@ fn start(transaction: &Transaction<'_>, wanted: &NewPayment, now: UnixMs) -> Led
         (Start::NotYet, _) => Ok(PaymentStarted::NotYet),
         (Start::NotPayable, _) => Ok(PaymentStarted::NotPayable(order.status.state)),
         (Start::TheOpenOne, Some(payment)) => Ok(PaymentStarted::Open(payment)),
+        (Start::New | Start::TheOpenOne | Start::InsteadOfTheOpenOne, _) if is_full => {
+            Ok(PaymentStarted::TooMany)
+        }
         (Start::New | Start::TheOpenOne | Start::InsteadOfTheOpenOne, _) => {
             let instead_of = close_open(transaction, order.id, now)?;
             let payment = insert(transaction, new_payment(wanted, &order, now))?;

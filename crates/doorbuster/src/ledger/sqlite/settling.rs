@@ -13,11 +13,12 @@ use rules::payment::{
 use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
 
+use super::deadlines::readable;
 use super::orders::{Shelf, find, write_event};
 use super::payments::{self, PAYMENT_COLUMNS, insert, read_payment, step};
 use super::refunds::{self, RefundWord};
 use super::{SqliteLedger, Urgency, column, signed, strikes};
-use crate::ledger::money::{Absent, Names, Notice, Payment, QueueIsDrained, Settled, Taken, Told};
+use crate::ledger::money::{Absent, Decided, Names, Notice, Payment, QueueIsDrained, Settled, Taken, Told};
 use crate::ledger::{LedgerError, LedgerResult, Order, Record, Recorded};
 use crate::queue::{Claim, Revive};
 
@@ -34,10 +35,10 @@ impl SqliteLedger {
 
     /// Decides a capture that waits, with what is known by now. `absent` says what it means that its order is not in
     /// the ledger. Durable when it returns; a retry is [`Settled::Duplicate`] or waits on.
-    pub async fn settle_capture(&self, id: PaymentId, absent: Absent, now: UnixMs) -> LedgerResult<Settled> {
+    pub async fn settle_capture(&self, id: PaymentId, absent: Absent, now: UnixMs) -> LedgerResult<Decided> {
         self.transact(Urgency::Settle, move |transaction| match payments::find(transaction, id)? {
             Some(payment) => settle(transaction, payment, absent, now),
-            None => Ok(Settled::NotFound),
+            None => Ok(alone(Settled::NotFound)),
         })
         .await
     }
@@ -47,7 +48,8 @@ impl SqliteLedger {
         self.read(move |connection| Ok(find_capture(connection, &key)?)).await
     }
 
-    /// Captures that are not decided, in the order in which they are to be: those after the number `after`.
+    /// Captures that are not decided, in the order in which they are to be: those after the number `after`. What cannot
+    /// be read is left out, so only an empty answer is the end.
     pub async fn waiting_captures(&self, after: u64, limit: u32) -> LedgerResult<Vec<Payment>> {
         self.read(move |connection| {
             let sql = format!(
@@ -56,7 +58,7 @@ impl SqliteLedger {
             );
             let mut statement = connection.prepare_cached(&sql)?;
             let rows = statement.query_map(params![signed(after), limit], |row| read_payment(row, 0))?;
-            Ok(rows.collect::<Result<_, _>>()?)
+            Ok(readable(rows)?)
         })
         .await
     }
@@ -86,17 +88,21 @@ impl SqliteLedger {
         id: PaymentId,
         _drained: QueueIsDrained,
         now: UnixMs,
-    ) -> LedgerResult<Settled> {
+    ) -> LedgerResult<Decided> {
         self.transact(Urgency::Settle, move |transaction| {
-            let Some(payment) = payments::find(transaction, id)? else { return Ok(Settled::NotFound) };
-            match settle(transaction, payment.clone(), Absent::WillNotCome, now)? {
-                Settled::ReviveNeeded { order, .. } => revive_alone(transaction, payment, *order, now),
+            let Some(payment) = payments::find(transaction, id)? else {
+                return Ok(alone(Settled::NotFound));
+            };
+            let Decided { this, before } = settle(transaction, payment.clone(), Absent::WillNotCome, now)?;
+            let this = match this {
+                Settled::ReviveNeeded { order, .. } => revive_alone(transaction, payment, *order, now)?,
                 decided @ (Settled::Applied { .. }
                 | Settled::RefundDue { .. }
                 | Settled::Duplicate
                 | Settled::Wait
-                | Settled::NotFound) => Ok(decided),
-            }
+                | Settled::NotFound) => decided,
+            };
+            Ok(Decided { this, before })
         })
         .await
     }
@@ -237,21 +243,28 @@ fn find_named(
 }
 
 /// Decides a capture, after those of the same order that came before it: right money must not go back because of
-/// wrong money that nobody has looked at yet.
+/// wrong money that nobody has looked at yet. Whoever is told follows all of them.
 fn settle(
     transaction: &Transaction<'_>,
     payment: Payment,
     absent: Absent,
     now: UnixMs,
-) -> LedgerResult<Settled> {
+) -> LedgerResult<Decided> {
     let undecided = |other: &Payment| other.no < payment.no && other.status.state == State::Captured;
+    let mut before = Vec::new();
     if let Some(order) = payment.order {
-        let before = payments::of_order(transaction, order)?;
-        for earlier in before.into_iter().filter(undecided) {
-            settle_one(transaction, earlier, absent, now)?;
+        let earlier = payments::of_order(transaction, order)?;
+        for earlier in earlier.into_iter().filter(undecided) {
+            before.push(settle_one(transaction, earlier, absent, now)?);
         }
     }
-    settle_one(transaction, payment, absent, now)
+    // What waits on is found again by its worker.
+    before.retain(|settled| matches!(settled, Settled::Applied { .. } | Settled::RefundDue { .. }));
+    Ok(Decided { this: settle_one(transaction, payment, absent, now)?, before })
+}
+
+fn alone(this: Settled) -> Decided {
+    Decided { this, before: Vec::new() }
 }
 
 fn settle_one(

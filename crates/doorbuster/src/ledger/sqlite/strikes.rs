@@ -1,5 +1,7 @@
 //! Strikes in SQLite. Whether somebody is blocked because of them is computed by `rules::strike`, never stored.
 
+use std::collections::HashSet;
+
 use rules::buyer::BuyerId;
 use rules::id::OrderId;
 use rules::order::Event;
@@ -8,6 +10,7 @@ use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
 use super::buyers::{page, remember};
+use super::deadlines::numbers;
 use super::{SqliteLedger, Urgency, column, signed};
 use crate::ledger::money::{BuyerRecord, Candidate, LetIn, Lifter, Mark, StrikeOf, StrikeRow};
 use crate::ledger::{KeyedAnswer, LedgerResult, Order};
@@ -191,15 +194,22 @@ fn note_lifted(transaction: &Transaction<'_>, strike_no: i64, now: UnixMs) -> Le
     Ok(())
 }
 
-/// Gives the buyers of these orders (their numbers, as a JSON array) a strike each. A second one for the same order is
-/// refused by the table, and with it the transaction.
-pub(super) fn strike(transaction: &Transaction<'_>, orders: &str, now: UnixMs) -> LedgerResult<()> {
-    transaction
-        .prepare_cached(
-            "insert into strikes (buyer, order_no, struck_at) select buyer, order_no, ?2
-             from orders where order_no in (select value from json_each(?1)) order by order_no",
-        )?
-        .execute(params![orders, now.0])?;
+/// Gives the buyers of these orders (their numbers, as a JSON array) a strike each, and answers the numbers of those
+/// orders that have one now because of it. One order strikes once, whoever wrote the strike: where there is one, also a
+/// lifted one, nothing is written and nobody is told.
+pub(super) fn strike(transaction: &Transaction<'_>, orders: &str, now: UnixMs) -> LedgerResult<HashSet<u64>> {
+    let mut statement = transaction.prepare_cached(
+        "insert into strikes (buyer, order_no, struck_at) select buyer, order_no, ?2
+         from orders where order_no in (select value from json_each(?1)) order by order_no
+         on conflict do nothing returning order_no",
+    )?;
+    let rows = statement.query_map(params![orders, now.0], |row| column::number(row, 0))?;
+    let struck: HashSet<u64> = rows.collect::<Result<_, _>>()?;
+    tell_struck(transaction, &numbers(struck.iter().copied()), now)?;
+    Ok(struck)
+}
+
+fn tell_struck(transaction: &Transaction<'_>, orders: &str, now: UnixMs) -> LedgerResult<()> {
     // Not one of the order's own facts, so without a `seq` of its own.
     transaction
         .prepare_cached(

@@ -1,8 +1,8 @@
 //! What every ledger does with unpaid orders when their time is over.
 
 use doorbuster::ledger::Cancelled;
-use doorbuster::ledger::money::{Lapsed, NextDue, Settled, Taken};
-use rules::deadline::{Answer, Asked, Due, Outage};
+use doorbuster::ledger::money::{Decided, Lapsed, Settled, Taken};
+use rules::deadline::{Answer, Asked, CALLBACK_AWAITED_FOR_MS, Due, Outage};
 use rules::id::OrderId;
 use rules::order::{Reason, State};
 use rules::payment::State as PaymentState;
@@ -17,7 +17,7 @@ pub(super) const PAY_BY: UnixMs = UnixMs(NOW.0 + 900_000);
 
 /// Closes whatever is due, as the sweeper does.
 pub(super) async fn sweep(books: &Books, now: UnixMs) -> Vec<(u128, u32)> {
-    let batch = books.ledger.close_due(now, 100, Vec::new()).await.unwrap();
+    let batch = books.ledger.close_due(now, 100, Vec::new(), Vec::new()).await.unwrap();
     batch.closed.iter().map(|closed| (closed.order.id.0, closed.order.seq)).collect()
 }
 
@@ -29,7 +29,7 @@ async fn strikes(books: &Books, name: &str) -> Vec<Strike> {
 async fn an_unpaid_order_closes_at_its_deadline_and_not_before(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 2), claim(2, 12, "bob", 1)]).await;
     assert_eq!(sweep(&books, UnixMs(PAY_BY.0 - 1)).await, []);
-    let batch = books.ledger.close_due(PAY_BY, 100, Vec::new()).await.unwrap();
+    let batch = books.ledger.close_due(PAY_BY, 100, Vec::new(), Vec::new()).await.unwrap();
     let [ann, bob] = &batch.closed[..] else { panic!("{batch:?}") };
     assert_eq!((ann.order.id, ann.order.seq, ann.order.quantity), (OrderId(11), 3, 2));
     assert_eq!((&ann.order.buyer, ann.order.offer, ann.restock), (&buyer("ann"), OFFER, true));
@@ -64,7 +64,7 @@ async fn many_are_closed_batch_by_batch_and_the_earliest_first(books: Books) {
     let mut closed = Vec::new();
     let mut full = Vec::new();
     loop {
-        let batch = books.ledger.close_due(PAY_BY, 2, Vec::new()).await.unwrap();
+        let batch = books.ledger.close_due(PAY_BY, 2, Vec::new(), Vec::new()).await.unwrap();
         closed.extend(batch.closed.iter().map(|closed| closed.order.id.0));
         full.push(batch.is_full);
         if !batch.is_full {
@@ -96,6 +96,8 @@ async fn an_order_that_somebody_pays_waits_for_the_providers_word(books: Books) 
     );
     let paid = Asked::Answered { answer: Answer::Paid, at: PAY_BY };
     assert!(matches!(not_now(close(paid, PAY_BY.plus_s(60)).await.unwrap()), Due::NotBefore(_)));
+    let waited_for = PAY_BY.plus_ms(CALLBACK_AWAITED_FOR_MS);
+    assert_eq!(not_now(close(paid, waited_for).await.unwrap()), Due::TakeAnswer, "it is never closed");
     let Lapsed::Closed { released, payment } = close(since, PAY_BY.plus_s(5)).await.unwrap() else {
         panic!()
     };
@@ -115,7 +117,8 @@ async fn an_order_that_somebody_pays_waits_for_the_providers_word(books: Books) 
 async fn an_order_with_undecided_money_is_never_closed(books: Books) {
     // The money comes before the order: it is written down, and it is decided after the order is recorded.
     let notice = captured("evt 1", "cap 1", super::payments::by_order(11), 149_900, 101);
-    assert!(matches!(take(&books, notice, NOW).await, Taken::Capture(Settled::Wait)));
+    let taken = take(&books, notice, NOW).await;
+    assert!(matches!(taken, Taken::Capture(Decided { this: Settled::Wait, .. })), "{taken:?}");
     record(&books, vec![claim(1, 11, "ann", 1)]).await;
     assert_eq!(sweep(&books, PAY_BY.plus_s(60)).await, []);
     let not_paid = Asked::Answered { answer: Answer::NotPaid, at: PAY_BY };
@@ -134,7 +137,8 @@ async fn who_could_not_pay_gets_no_strike(books: Books) {
     start(&books, 12, "bob", "sandbox", 102).await;
     // A tenth of 900 s and one millisecond more, of which the second order saw nothing.
     let outage = Outage { from: NOW.plus_s(10), until: NOW.plus_s(100).plus_ms(1) };
-    let closed = books.ledger.close_due(later.plus_s(900), 10, vec![outage]).await.unwrap().closed;
+    let closed =
+        books.ledger.close_due(later.plus_s(900), 10, vec![outage], Vec::new()).await.unwrap().closed;
     assert_eq!(closed.len(), 1);
     let not_paid = Asked::Answered { answer: Answer::NotPaid, at: later };
     books.ledger.close_asked(OrderId(12), not_paid, vec![outage], later.plus_s(900)).await.unwrap();
@@ -143,17 +147,64 @@ async fn who_could_not_pay_gets_no_strike(books: Books) {
 }
 
 async fn the_next_deadline_is_known(books: Books) {
-    assert_eq!(books.ledger.next_due().await.unwrap(), NextDue::default());
+    assert_eq!(books.ledger.next_deadline(NOW).await.unwrap(), None);
     record(&books, vec![claim(1, 11, "ann", 1)]).await;
     books.ledger.record_orders(vec![claim(2, 12, "bob", 1)], NOW.plus_s(5)).await.unwrap();
-    let next = |closes_at, asks_at| NextDue { closes_at, asks_at };
-    assert_eq!(books.ledger.next_due().await.unwrap(), next(Some(PAY_BY), None));
+    assert_eq!(books.ledger.next_deadline(NOW).await.unwrap(), Some(PAY_BY));
     start(&books, 11, "ann", "sandbox", 101).await;
-    assert_eq!(books.ledger.next_due().await.unwrap(), next(Some(PAY_BY.plus_s(5)), Some(PAY_BY)));
+    assert_eq!(books.ledger.next_deadline(NOW).await.unwrap(), Some(PAY_BY), "also while somebody pays");
+    assert_eq!(books.ledger.next_deadline(PAY_BY).await.unwrap(), Some(PAY_BY.plus_s(5)));
     sweep(&books, PAY_BY.plus_s(5)).await;
-    assert_eq!(books.ledger.next_due().await.unwrap(), next(None, Some(PAY_BY)));
-    take(&books, captured("evt", "cap", super::payments::by_payment(101), 149_900, 0), PAY_BY).await;
-    assert_eq!(books.ledger.next_due().await.unwrap(), NextDue::default());
+    assert_eq!(books.ledger.next_deadline(PAY_BY).await.unwrap(), None);
+}
+
+/// One order that cannot be closed fails its batch, and can be left out.
+async fn an_order_that_cannot_be_closed_can_be_set_aside(books: Books) {
+    record(&books, vec![claim(1, 11, "ann", 2), claim(2, 12, "bob", 1)]).await;
+    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
+    file.execute("update offers set live_units = 1", []).unwrap();
+    let close = |limit, aside: &[u64]| books.ledger.close_due(PAY_BY, limit, Vec::new(), aside.to_vec());
+    let error = close(10, &[]).await.unwrap_err();
+    assert!(error.is_of_the_content(), "{error}");
+    assert!(close(1, &[]).await.is_err());
+    assert_eq!(books.ledger.first_due(PAY_BY, Vec::new()).await.unwrap(), Some((1, Some(OrderId(11)))));
+    let closed = close(10, &[1]).await.unwrap().closed;
+    assert_eq!(closed.iter().map(|one| one.order.id.0).collect::<Vec<_>>(), [12]);
+    assert_eq!(books.ledger.first_due(PAY_BY, vec![1]).await.unwrap(), None);
+    file.execute("update offers set live_units = 2", []).unwrap();
+    assert_eq!(sweep(&books, PAY_BY).await, [(11, 3)]);
+    assert_books_fit(&books).await;
+}
+
+/// A strike that is there already, counting or lifted, does not keep its order open, and is not told of again.
+async fn one_order_strikes_once_whoever_wrote_the_strike(books: Books) {
+    record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 1), claim(3, 13, "cyd", 1)]).await;
+    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
+    file.execute_batch(
+        "insert into strikes (buyer, order_no, struck_at) values ('ann', 1, 5);
+         insert into strikes (buyer, order_no, struck_at, lifted_at, lifted_by) values ('bob', 2, 5, 6, 'operator');",
+    )
+    .unwrap();
+    let batch = books.ledger.close_due(PAY_BY, 10, Vec::new(), Vec::new()).await.unwrap();
+    assert_eq!(batch.closed.iter().map(|one| one.struck).collect::<Vec<_>>(), [false, false, true]);
+    let told = kinds(&books).into_iter().filter(|kind| kind == "buyer.struck").count();
+    assert_eq!(told, 1);
+    for (name, lifted_at) in [("ann", None), ("bob", Some(UnixMs(6))), ("cyd", None)] {
+        let strikes = strikes(&books, name).await;
+        assert_eq!((strikes.len(), strikes[0].lifted_at), (1, lifted_at), "{name}");
+    }
+    assert_books_fit(&books).await;
+}
+
+/// An outage that lasts is written down again and again, and is one.
+async fn an_outage_that_lasts_is_one_outage(books: Books) {
+    let outage = |until| Outage { from: NOW, until: NOW.plus_s(until) };
+    assert_eq!(books.ledger.note_start(NOW).await.unwrap(), []);
+    for until in [5, 10, 10, 7] {
+        books.ledger.note_alive(NOW.plus_s(10), vec![outage(until)]).await.unwrap();
+    }
+    let away = Outage { from: NOW.plus_s(10), until: NOW.plus_s(20) };
+    assert_eq!(books.ledger.note_start(NOW.plus_s(20)).await.unwrap(), [outage(10), away]);
 }
 
 /// Pay, cancel and deadline at the same instant, in every order: one wins, and the others are told so.
@@ -205,7 +256,7 @@ async fn very_many_due_at_once_are_closed_in_full_batches(books: Books) {
     }
     let mut sizes = Vec::new();
     loop {
-        let batch = books.ledger.close_due(PAY_BY, DUE_PER_BATCH, Vec::new()).await.unwrap();
+        let batch = books.ledger.close_due(PAY_BY, DUE_PER_BATCH, Vec::new(), Vec::new()).await.unwrap();
         sizes.push(batch.closed.len() as u64);
         if !batch.is_full {
             break;
@@ -226,6 +277,9 @@ contract!(
     an_order_with_undecided_money_is_never_closed(10),
     who_could_not_pay_gets_no_strike(10),
     the_next_deadline_is_known(10),
+    an_order_that_cannot_be_closed_can_be_set_aside(10),
+    one_order_strikes_once_whoever_wrote_the_strike(10),
+    an_outage_that_lasts_is_one_outage(10),
     of_paying_cancelling_and_timing_out_one_wins(10),
     very_many_due_at_once_are_closed_in_full_batches(20_000),
 );

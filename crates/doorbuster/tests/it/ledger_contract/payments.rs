@@ -2,8 +2,8 @@
 
 use doorbuster::ledger::Cancelled;
 use doorbuster::ledger::money::{
-    Absent, Names, NewPayment, Notice, Payment, PaymentClosed, PaymentStarted, QueueIsDrained, Settled,
-    Taken, Told,
+    Absent, Decided, Names, NewPayment, Notice, Payment, PaymentClosed, PaymentStarted, QueueIsDrained,
+    Settled, Taken, Told,
 };
 use rules::id::{OrderId, PaymentId};
 use rules::money::Money;
@@ -77,7 +77,7 @@ fn short(settled: &Settled) -> String {
 
 async fn told(books: &Books, notice: Notice, now: UnixMs) -> String {
     match take(books, notice, now).await {
-        Taken::Capture(settled) => short(&settled),
+        Taken::Capture(decided) => short(&decided.this),
         Taken::Duplicate => "delivered before".to_owned(),
         other => panic!("{other:?}"),
     }
@@ -130,7 +130,9 @@ async fn a_closed_payment_still_takes_the_money_that_comes(books: Books) {
     assert!(matches!(books.ledger.close_payment(PaymentId(9), NOW).await.unwrap(), PaymentClosed::NotFound));
     start(&books, 11, "ann", "stripe", 102).await;
     let taken = take(&books, captured("evt", "cap", by_payment(101), PRICE, 9), NOW).await;
-    let Taken::Capture(Settled::Applied { order, closed: Some(other) }) = taken else { panic!("{taken:?}") };
+    let Taken::Capture(Decided { this: Settled::Applied { order, closed: Some(other) }, .. }) = taken else {
+        panic!("{taken:?}")
+    };
     assert_eq!((order.payment, other.id), (Some(PaymentId(101)), PaymentId(102)), "the other one is closed");
     assert!(matches!(close().await.unwrap(), PaymentClosed::Captured(_)));
     assert_books_fit(&books).await;
@@ -214,12 +216,16 @@ async fn money_may_come_before_its_order(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 1)]).await;
     assert!(matches!(begin(&books, 11, "ann", "sandbox", 101).await, PaymentStarted::NotYet));
     let settle = |id| books.ledger.settle_capture(PaymentId(id), Absent::MayCome, NOW);
-    assert_eq!(short(&settle(202).await.unwrap()), "applied to 11");
-    assert_eq!(short(&settle(201).await.unwrap()), "duplicate", "it was decided before the other");
+    let Decided { this, before } = settle(202).await.unwrap();
+    assert_eq!(short(&this), "applied to 11");
+    let before: Vec<String> = before.iter().map(short).collect();
+    assert_eq!(before, ["amount_mismatch"], "whoever is told follows this one, too");
+    let again = settle(201).await.unwrap();
+    assert_eq!((short(&again.this), again.before.len()), ("duplicate".to_owned(), 0));
     let first = books.ledger.payment(PaymentId(201)).await.unwrap().unwrap();
     assert_eq!(first.status.reason, Some(RefundReason::AmountMismatch));
     assert_eq!(books.ledger.waiting_captures(0, 10).await.unwrap(), []);
-    assert_eq!(short(&settle(999).await.unwrap()), "not found");
+    assert_eq!(short(&settle(999).await.unwrap().this), "not found");
     assert_books_fit(&books).await;
 }
 
@@ -228,9 +234,9 @@ async fn money_for_nothing_we_know_goes_back(books: Books) {
     assert_eq!(told(&books, captured("evt 2", "cap 2", by_payment(66), PRICE, 202), NOW).await, "wait");
     for id in [201, 202] {
         let settle = |absent| books.ledger.settle_capture(PaymentId(id), absent, NOW);
-        assert_eq!(short(&settle(Absent::MayCome).await.unwrap()), "wait");
-        assert_eq!(short(&settle(Absent::WillNotCome).await.unwrap()), "order_unknown");
-        assert_eq!(short(&settle(Absent::WillNotCome).await.unwrap()), "duplicate");
+        assert_eq!(short(&settle(Absent::MayCome).await.unwrap().this), "wait");
+        assert_eq!(short(&settle(Absent::WillNotCome).await.unwrap().this), "order_unknown");
+        assert_eq!(short(&settle(Absent::WillNotCome).await.unwrap().this), "duplicate");
     }
     let due = books.ledger.refunds_due(NOW, 10).await.unwrap();
     assert_eq!(due.iter().map(|payment| payment.order).collect::<Vec<_>>(), [Some(OrderId(77)), None]);
@@ -268,7 +274,7 @@ async fn late_money_waits_for_a_unit_and_only_the_first_of_it(books: Books) {
     let waiting = books.ledger.waiting_captures(0, 10).await.unwrap();
     assert_eq!((waiting.len(), waiting[0].id, waiting[0].order), (1, PaymentId(101), Some(OrderId(11))));
     let again = books.ledger.settle_capture(PaymentId(101), Absent::MayCome, LATER).await.unwrap();
-    assert_eq!(short(&again), "revive 11 at 3", "asking again is harmless");
+    assert_eq!(short(&again.this), "revive 11 at 3", "asking again is harmless");
     assert_eq!(
         told(&books, captured("late 2", "cap 2", by_payment(101), PRICE, 202), LATER).await,
         "second_capture"
@@ -285,7 +291,7 @@ async fn after_the_sale_the_ledger_revives_alone(books: Books) {
     let strikes = || books.ledger.strikes_of(buyer("ann"), 10);
     assert_eq!(strikes().await.unwrap()[0].strike.lifted_at, None);
     let revive = || books.ledger.revive_alone(PaymentId(101), QueueIsDrained, LATER);
-    assert_eq!(short(&revive().await.unwrap()), "applied to 11");
+    assert_eq!(short(&revive().await.unwrap().this), "applied to 11");
     let revived = order(&books, 11).await;
     assert_eq!((revived.status.state, revived.status.reason, revived.seq), (State::Paid, None, 4));
     assert_eq!(
@@ -294,7 +300,7 @@ async fn after_the_sale_the_ledger_revives_alone(books: Books) {
     );
     assert_eq!(live_units(&books).await, 1);
     assert_eq!(strikes().await.unwrap()[0].strike.lifted_at, Some(LATER), "who paid late has paid");
-    assert_eq!(short(&revive().await.unwrap()), "duplicate");
+    assert_eq!(short(&revive().await.unwrap().this), "duplicate");
     assert_eq!(live_units(&books).await, 1);
     assert!(kinds(&books).contains(&"order.revived".to_owned()));
     assert_books_fit(&books).await;
@@ -304,7 +310,7 @@ async fn late_money_that_finds_no_unit_goes_back(books: Books) {
     late_money(&books).await;
     assert_eq!(record(&books, vec![claim(2, 12, "bob", 1)]).await, [Recorded::Recorded]);
     let revived = books.ledger.revive_alone(PaymentId(101), QueueIsDrained, LATER).await.unwrap();
-    assert_eq!(short(&revived), "sale_ended");
+    assert_eq!(short(&revived.this), "sale_ended");
     assert_eq!(order(&books, 11).await.status.reason, Some(Reason::Timeout));
     assert_books_fit(&books).await;
 }
@@ -313,7 +319,7 @@ async fn late_money_does_not_give_a_buyer_a_second_live_order(books: Books) {
     late_money(&books).await;
     assert_eq!(record(&books, vec![claim(2, 12, "ann", 1)]).await, [Recorded::Recorded]);
     let revived = books.ledger.revive_alone(PaymentId(101), QueueIsDrained, LATER).await.unwrap();
-    assert_eq!(short(&revived), "other_live");
+    assert_eq!(short(&revived.this), "other_live");
     assert_eq!(live_units(&books).await, 1);
     assert_books_fit(&books).await;
 }

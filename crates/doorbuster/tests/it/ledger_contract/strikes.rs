@@ -98,7 +98,7 @@ async fn a_rehearsal_strikes_nobody(books: Books) {
     file.execute("update sales set rehearsal = 1", []).unwrap();
     record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 1)]).await;
     super::payments::start(&books, 12, "bob", "sandbox", 102).await;
-    let batch = books.ledger.close_due(PAY_BY, 10, Vec::new()).await.unwrap();
+    let batch = books.ledger.close_due(PAY_BY, 10, Vec::new(), Vec::new()).await.unwrap();
     assert_eq!((batch.closed.len(), batch.closed[0].struck), (1, false));
     let not_paid = Asked::Answered { answer: deadline::Answer::NotPaid, at: PAY_BY };
     let lapsed = books.ledger.close_asked(OrderId(12), not_paid, Vec::new(), PAY_BY).await.unwrap();
@@ -115,7 +115,7 @@ async fn a_close_says_who_was_struck(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 1)]).await;
     books.ledger.record_orders(vec![claim(2, 12, "bob", 1)], NOW.plus_s(600)).await.unwrap();
     let outage = Outage { from: NOW.plus_s(10), until: NOW.plus_s(200) };
-    let batch = books.ledger.close_due(PAY_BY.plus_s(600), 10, vec![outage]).await.unwrap();
+    let batch = books.ledger.close_due(PAY_BY.plus_s(600), 10, vec![outage], Vec::new()).await.unwrap();
     let struck: Vec<(u128, bool)> = batch.closed.iter().map(|one| (one.order.id.0, one.struck)).collect();
     assert_eq!(struck, [(11, false), (12, true)]);
     assert_eq!(batch.closed[1].order.closed_at, Some(PAY_BY.plus_s(600)), "when it was given");

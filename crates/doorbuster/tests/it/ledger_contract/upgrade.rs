@@ -1,7 +1,7 @@
 //! A ledger that an earlier version wrote is brought up to date and goes on. Its orders keep their deadlines.
 
 use doorbuster::ledger::SqliteLedger;
-use doorbuster::ledger::money::{Settled, Taken};
+use doorbuster::ledger::money::{Decided, Settled, Taken};
 use rules::id::OrderId;
 use rules::order::{Reason, State};
 
@@ -61,7 +61,7 @@ async fn an_older_ledger_goes_on_with_its_orders() {
     assert_eq!((ann.status.state, ann.payment, ann.refunded_at), (State::AwaitingPayment, None, None));
     start(&books, 11, "ann", "sandbox", 101).await;
     let paid = take(&books, captured("evt", "cap", by_payment(101), 149_900, 9), NOW).await;
-    assert!(matches!(paid, Taken::Capture(Settled::Applied { .. })), "{paid:?}");
+    assert!(matches!(paid, Taken::Capture(Decided { this: Settled::Applied { .. }, .. })), "{paid:?}");
     assert_eq!(sweep(&books, PAY_BY).await, [(12, 3)]);
     assert_eq!(order(&books, 12).await.status.reason, Some(Reason::Timeout));
     assert_eq!(live_units(&books).await, 1);

@@ -80,9 +80,12 @@ mod heavy {
         let (sale, order) = order_in(folder.path()).await;
         let mut server = start(folder.path(), Some(point));
 
+        let mut deaths = 0;
+
         let given = server.pay(&order).await;
         if given.is_none() {
             server.is_dead();
+            deaths += 1;
             server = start(folder.path(), None);
         }
         let payment = server.pay(&order).await.expect("a repeat goes on")["payment_id"].clone();
@@ -93,6 +96,7 @@ mod heavy {
         let paid = json!({"outcome": "paid"});
         if server.call("POST", &act, "", Some(&paid)).await.is_none() {
             server.is_dead();
+            deaths += 1;
             server = start(folder.path(), None);
             assert_eq!(server.order(&order).await["state"], "paid", "{point}: what is committed stays");
         }
@@ -104,10 +108,12 @@ mod heavy {
         assert!(asked.is_none_or(|(status, _)| status == 200));
         if point.starts_with("till.refund") {
             server.is_dead();
+            deaths += 1;
             server = start(folder.path(), None);
         }
         eventually("it is refunded", async || server.order(&order).await["state"] == "refunded").await;
         assert_eq!(server.states(&order).await, ["refunded"], "{point}");
+        assert_eq!(deaths, 1, "{point}: it is on the way, and was come by once");
         let stats = format!("/admin/v1/sales/{sale}/stats");
         eventually("the unit is back", async || {
             server.operate("GET", &stats, None).await["offers"][0]["free"] == 1

@@ -136,6 +136,31 @@ async fn where_it_is_off_there_is_nothing() {
 
 const AN_ID: &str = "01k9zq3v8g7m4x2r5w6t0n1pbc";
 
+/// A loopback listener behind a proxy on the same machine is open to everybody.
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_a_proxy_it_serves_rehearsals_alone() {
+    for (setting, status) in [
+        ("public_url=https://sale.shop.example", 422),
+        ("limits.trusted_proxies=127.0.0.1/32", 422),
+        ("public_url=http://localhost:8080", 200),
+    ] {
+        let app = TestApp::with(&[SANDBOX, setting]).await;
+        let ann = app.buyer("ann");
+        for (rehearsal, status) in [(false, status), (true, 200)] {
+            let mut draft = draft(1);
+            draft["rehearsal"] = json!(rehearsal);
+            let sale = app.publish(draft).await;
+            let id = won(&ann, &sale).await;
+            let answer = start(&ann, &id, "sandbox", status).await;
+            if let Some(payment) = answer["payment_id"].as_str() {
+                act(&app, payment, &json!({"outcome": "paid"}), 200).await;
+            } else {
+                assert_eq!(answer["field"], "provider", "{setting}");
+            }
+        }
+    }
+}
+
 /// Outside a demo, and where others can reach it, it serves rehearsals alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn on_a_public_listener_it_serves_rehearsals_alone() {

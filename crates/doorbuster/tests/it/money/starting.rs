@@ -3,17 +3,23 @@
 use std::time::Duration;
 
 use doorbuster::clock::Clock;
+use doorbuster::telemetry::metrics::Inquiry;
+use rules::buyer::BuyerId;
+use rules::payment::PAYMENTS_PER_ORDER_MAX;
 use serde_json::json;
 
 use super::*;
-use crate::app::assert_code;
+use crate::app::{assert_code, draft, with_manual_clock};
 
 async fn with_stripe(stand_in: &StandIn) -> (TestApp, TestSale) {
     let settings = stand_in.settings();
     let mut overrides: Vec<&str> = settings.iter().map(String::as_str).collect();
     overrides.push(SANDBOX);
     let app = TestApp::with(&overrides).await;
-    let sale = app.open_sale(5).await;
+    // With a public address the sandbox serves rehearsals alone.
+    let mut rehearsal = draft(5);
+    rehearsal["rehearsal"] = json!(true);
+    let sale = app.publish(rehearsal).await;
     (app, sale)
 }
 
@@ -70,6 +76,55 @@ async fn a_provider_that_is_down_loses_nothing() {
     assert_eq!(states(&app, &id).await, [plain("started")]);
     let outages = app.app.port.outages(app.app.clock.now());
     assert_eq!(outages.len(), 1, "who could not pay in that time gets no strike");
+}
+
+/// Who could not get to a provider is excused, also when the server has started anew since.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_does_not_forget_that_nobody_could_pay() {
+    let stripe = StandIn::open(|_| (503, json!({"error": {"type": "api_error"}}))).await;
+    let settings = stripe.settings();
+    let overrides: Vec<&str> = settings.iter().map(String::as_str).collect();
+    let (app, clock) = with_manual_clock(&overrides).await;
+    let sale = app.open_sale(5).await;
+    let id = won(&app.buyer("ann"), &sale).await;
+    let other = won(&app.buyer("bob"), &sale).await;
+    assert_code(&start(&app.buyer("ann"), &id, "stripe", 503).await, "provider_unavailable");
+    // More than a tenth of the time to pay.
+    clock.advance(Duration::from_secs(100));
+    let file = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
+    let longest = || -> Option<i64> {
+        file.query_row("select max(until_at - from_at) from outages", [], |row| row.get(0)).unwrap()
+    };
+    eventually("it is written down while it lasts", async || longest() == Some(100_000)).await;
+    drop(file);
+    clock.advance(Duration::from_secs(1));
+    let app = TestApp::on(app.stop().await, clock.clone(), &overrides).await;
+    assert!(app.app.port.outages(clock.now()).is_empty(), "it is known from the ledger alone");
+    clock.advance(Duration::from_secs(799));
+    eventually("the provider is given up", async || app.app.metrics.inquiries.get(Inquiry::None) == 1).await;
+    clock.advance(Duration::from_secs(5));
+    for (name, id) in [("ann", &id), ("bob", &other)] {
+        assert_eq!(becomes(&app.buyer(name), id, "closed").await["reason"], "timeout");
+        let strikes = app.app.ledger.strikes_of(BuyerId::parse(name).unwrap(), 5).await.unwrap();
+        assert_eq!(strikes, [], "nobody could pay for a ninth of the time");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_has_only_so_many_payments() {
+    let stripe = StandIn::willing().await;
+    let (app, sale) = with_stripe(&stripe).await;
+    let ann = app.buyer("ann");
+    let id = won(&ann, &sale).await;
+    for round in 0..PAYMENTS_PER_ORDER_MAX {
+        start(&ann, &id, ["sandbox", "stripe"][round % 2], 200).await;
+    }
+    let problem = start(&ann, &id, "sandbox", 409).await;
+    assert_code(&problem, "not_payable");
+    assert!(problem["detail"].as_str().unwrap().contains("20 payments"), "{problem}");
+    start(&ann, &id, "stripe", 200).await;
+    let states = states(&app, &id).await;
+    assert_eq!((states.len(), states.last()), (PAYMENTS_PER_ORDER_MAX, Some(&plain("started"))));
 }
 
 #[tokio::test(flavor = "multi_thread")]

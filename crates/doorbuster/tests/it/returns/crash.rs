@@ -6,6 +6,7 @@ mod heavy {
 
     use doorbuster::ledger::SqliteLedger;
     use doorbuster::ledger::money::{NewPayment, RefundAsked};
+    use doorbuster::queue::Claim;
     use rules::payment::{RefundReason, State as PaymentState};
     use rules::time::UnixMs;
     use tempfile::TempDir;
@@ -81,11 +82,47 @@ mod heavy {
             self.with_ledger(async |ledger| {
                 let order = ledger.order(self.orders[0]).await.unwrap().unwrap();
                 match ledger.take_notice(notice(&order, "capture"), now()).await.unwrap() {
-                    Taken::Capture(settled) => settled,
+                    Taken::Capture(Decided { this, .. }) => this,
                     other => panic!("{other:?}"),
                 }
             })
             .await
+        }
+
+        /// Money that came before its order and that nobody has looked at since. The order is due like the others.
+        async fn early_money_comes(&self) -> (OrderId, PaymentId) {
+            let (id, offer) = (OrderId(4_711), self.sale.offer().parse().unwrap());
+            let fresh = PaymentId(rand::random::<u128>() >> 2);
+            let last = self
+                .with_ledger(async |ledger| {
+                    let key = CaptureKey::new("sandbox", "early").unwrap();
+                    let money = ledger.order(self.orders[0]).await.unwrap().unwrap().view().total;
+                    let capture = Capture { key, money };
+                    let told = Told::Captured { capture, names: Names::Order(id), fresh };
+                    let taken = ledger.take_notice(Notice { event_id: "early".into(), told }, now()).await;
+                    let Taken::Capture(Decided { this: Settled::Wait, .. }) = taken.unwrap() else {
+                        panic!()
+                    };
+                    let recorded_at = now().plus_ms(-AGO_MS);
+                    let claim = Claim {
+                        order: id,
+                        offer,
+                        buyer: buyer("eve"),
+                        quantity: 1,
+                        claimed_at: recorded_at,
+                        pass_expires_at: recorded_at.plus_s(300),
+                        revives: None,
+                    };
+                    let seq = ledger.cursor().await.unwrap() + 1;
+                    ledger.record_orders(vec![(seq, claim.into())], recorded_at).await.unwrap();
+                    seq
+                })
+                .await;
+            // The journal ends where the ledger's clerk has read to.
+            let journal = rusqlite::Connection::open(self.folder.path().join("journal.db")).unwrap();
+            let sql = "insert into entries (last_seq, first_seq, claims) values (?1, ?1, x'01')";
+            journal.execute(sql, [i64::try_from(last).unwrap()]).unwrap();
+            (id, fresh)
         }
 
         async fn late_money_comes(&self) -> PaymentId {
@@ -240,15 +277,18 @@ mod heavy {
     #[tokio::test(flavor = "multi_thread")]
     async fn money_in_time_survives_a_death_before_it_is_settled() {
         // Written down beside an order that is due: the deadline must not win because the process dies.
-        let left = Left::after(async |app, _, orders| {
-            assert!(matches!(pay(&app.app, orders[0], "capture").await, Settled::Applied { .. }));
-        })
-        .await;
-        left.die_at("sweeper.closed");
-        let (app, sale, orders) = left.start().await;
-        assert_eq!(ledgers(&app.app, orders[0]).await.status.state, State::Paid);
-        until_state(&app, orders[1], State::Closed).await;
-        assert_sells_out(&app, &sale).await;
+        for point in ["ledger.committing", "sweeper.closed"] {
+            let left = Left::unpaid().await;
+            let (order, payment) = left.early_money_comes().await;
+            left.die_at(point);
+            let (app, sale, orders) = left.start().await;
+            let paid = until_state(&app, order, State::Paid).await;
+            assert_eq!((paid.payment, paid.seq), (Some(payment), 3), "{point}");
+            for order in orders {
+                until_state(&app, order, State::Closed).await;
+            }
+            assert_sells_out(&app, &sale).await;
+        }
     }
 
     #[tokio::test(flavor = "multi_thread")]

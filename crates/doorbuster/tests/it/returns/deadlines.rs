@@ -4,20 +4,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use axum::extract::State as Shared;
+use axum::extract::{Path, State as Shared};
 use axum::routing::get;
 use doorbuster::clock::Clock;
 use doorbuster::desk::CancelAnswer;
 use doorbuster::ledger::money::{NewPayment, PaymentStarted, Settled};
-use doorbuster::telemetry::metrics::{Inquiry, Letting};
+use doorbuster::telemetry::metrics::{Inquiry, Letting, MoneyOutcome};
+use rules::audit::Kind;
 use rules::id::{OrderId, PaymentId};
 use rules::order::{Reason, State};
 use rules::payment::{RefundReason, State as PaymentState};
 use rules::time::UnixMs;
+use rules::wire::AuditRequest;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::app::{assert_code, with_manual_clock};
+use crate::money::{STRIPE_SECRET, StandIn};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unpaid_order_closes_at_its_deadline_and_its_unit_is_for_the_next_buyer_at_once() {
@@ -89,9 +92,33 @@ async fn what_was_due_while_nobody_ran_closes_at_the_next_start_and_strikes_nobo
     assert_units_add_up(&app, &sale).await;
 }
 
-/// Pay, cancel and deadline in the same instant, of many orders at once.
+/// Pay, cancel and deadline in the same instant, of many orders at once, until each of them has won.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_paying_cancelling_and_timing_out_at_the_same_instant_one_wins_and_the_others_are_told() {
+    const ROUNDS_MAX: u32 = 10;
+    let mut won = Winners::default();
+    for _ in 0..ROUNDS_MAX {
+        let Winners { paid, cancelled, timed_out } = race().await;
+        println!("{paid} paid, {cancelled} cancelled, {timed_out} timed out and were revived");
+        won.paid += paid;
+        won.cancelled += cancelled;
+        won.timed_out += timed_out;
+        if won.paid > 0 && won.cancelled > 0 && won.timed_out > 0 {
+            return;
+        }
+    }
+    panic!("somebody never wins: {won:?}");
+}
+
+/// What came first, of each order.
+#[derive(Debug, Default)]
+struct Winners {
+    paid: u32,
+    cancelled: u32,
+    timed_out: u32,
+}
+
+async fn race() -> Winners {
     const ORDERS: u32 = 40;
     let (app, clock) = with_manual_clock(&[]).await;
     let sale = app.open_sale(ORDERS).await;
@@ -106,31 +133,12 @@ async fn of_paying_cancelling_and_timing_out_at_the_same_instant_one_wins_and_th
     until_state(&app, awake, State::Closed).await;
     let mut races = tokio::task::JoinSet::new();
     for (order, number) in orders {
-        let server = Arc::clone(&app.app);
-        races.spawn(async move {
-            let name = buyer(&format!("buyer {number}"));
-            // Some pay first, some cancel first; to most of the last ones the sweeper comes first.
-            let wave = number / 10 * 100;
-            let later = |ms: u32| tokio::time::sleep(Duration::from_millis((wave + ms).into()));
-            let capture = format!("capture {number}");
-            let (cancelled, settled) = tokio::join!(
-                async {
-                    later(number % 3 * 2).await;
-                    server.cancel(order, &name).await
-                },
-                async {
-                    later(number % 5 * 3).await;
-                    pay(&server, order, &capture).await
-                }
-            );
-            (order, cancelled.unwrap(), settled)
-        });
+        races.spawn(race_of(Arc::clone(&app.app), order, number));
     }
     clock.advance(Duration::from_millis(1));
-    let (mut ends, mut revived) = ([0_u32; 2], 0);
+    let mut won = Winners::default();
     for (order, cancelled, settled) in races.join_all().await {
         if let Settled::ReviveNeeded { payment, order } = &settled {
-            revived += 1;
             app.app.revive(order, *payment).await;
         }
         eventually("the money is decided", async || {
@@ -143,11 +151,11 @@ async fn of_paying_cancelling_and_timing_out_at_the_same_instant_one_wins_and_th
             (State::Paid, None) => {
                 let told = matches!(cancelled, CancelAnswer::NotCancellable(_) | CancelAnswer::NotYet);
                 assert!(told, "{cancelled:?}");
-                assert!(
-                    matches!(settled, Settled::Applied { .. } | Settled::ReviveNeeded { .. }),
-                    "{settled:?}"
-                );
-                ends[0] += 1;
+                match settled {
+                    Settled::Applied { .. } => won.paid += 1,
+                    Settled::ReviveNeeded { .. } => won.timed_out += 1,
+                    other => panic!("{other:?}"),
+                }
             }
             (State::Closed, Some(Reason::Cancelled)) => {
                 assert!(matches!(cancelled, CancelAnswer::Closed(_)), "{cancelled:?}");
@@ -156,27 +164,118 @@ async fn of_paying_cancelling_and_timing_out_at_the_same_instant_one_wins_and_th
                     matches!(settled, Settled::RefundDue { reason: found, .. } if found == reason),
                     "{settled:?}"
                 );
-                ends[1] += 1;
+                won.cancelled += 1;
             }
             other => panic!("{other:?} {cancelled:?} {settled:?}"),
         }
     }
-    println!("{} paid, {revived} of them late, {} cancelled", ends[0], ends[1]);
-    assert_eq!(ends[0] + ends[1], ORDERS);
+    assert_eq!(won.paid + won.cancelled + won.timed_out, ORDERS);
     assert_units_add_up(&app, &sale).await;
-    assert_eq!(free(&app.app, &sale), ends[1]);
+    assert_eq!(free(&app.app, &sale), won.cancelled);
+    won
+}
+
+/// Some pay first, some cancel first; to most of the last ones the sweeper comes first.
+async fn race_of(server: Arc<App>, order: OrderId, number: u32) -> (OrderId, CancelAnswer, Settled) {
+    let name = buyer(&format!("buyer {number}"));
+    let wave = number / 10 * 100;
+    let later = |ms: u32| tokio::time::sleep(Duration::from_millis((wave + ms).into()));
+    let capture = format!("capture {number}");
+    let (cancelled, settled) = tokio::join!(
+        async {
+            later(number % 3 * 2).await;
+            server.cancel(order, &name).await
+        },
+        async {
+            later(number % 5 * 3).await;
+            pay(&server, order, &capture).await
+        }
+    );
+    (order, cancelled.unwrap(), settled)
+}
+
+/// A damaged counter keeps its own orders open, and nobody else's; once it is mended, they close.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_that_cannot_be_closed_does_not_hold_up_the_others() {
+    let (app, clock) = with_manual_clock(&[]).await;
+    let (damaged, sound) = (app.open_sale(3).await, app.open_sale(3).await);
+    let stuck = bought(&app, &damaged, "ann", 1).await;
+    let free_to_go = [bought(&app, &sound, "bob", 1).await, bought(&app, &sound, "cyd", 1).await];
+    app.settled().await;
+    let damage = "update offers set live_units = 0 where offer_id = ?1";
+    let offer: OfferId = damaged.offer().parse().unwrap();
+    let file = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
+    assert_eq!(file.execute(damage, [offer.to_bytes()]).unwrap(), 1);
+    clock.advance(PAY_WITHIN);
+    for order in free_to_go {
+        until_state(&app, order, State::Closed).await;
+    }
+    eventually("an alarm is given", async || app.app.metrics.set_aside.get() == 1).await;
+    assert_eq!(ledgers(&app.app, stuck).await.status.state, State::AwaitingPayment);
+    let strikes = async |name| app.app.ledger.strikes_of(buyer(name), 10).await.unwrap().len();
+    assert_eq!((strikes("bob").await, strikes("cyd").await), (1, 1), "it is no outage");
+
+    let audit = app.app.audit(AuditRequest { repair: true, ..AuditRequest::default() }).await.unwrap();
+    let found: Vec<_> = audit.findings.iter().map(|found| (found.kind, found.repaired)).collect();
+    assert_eq!(found, [(Kind::LiveCounter, true)], "{audit:?}");
+    clock.advance(Duration::from_secs(60));
+    until_state(&app, stuck, State::Closed).await;
+    assert_eq!((strikes("ann").await, app.app.metrics.set_aside.get()), (1, 1));
+    assert_units_add_up(&app, &damaged).await;
+    assert_units_add_up(&app, &sound).await;
+}
+
+/// A strike that is there before its order lapses, and one that an audit lifted for that reason, change nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_strike_that_is_there_already_does_not_keep_its_order_open() {
+    let (app, clock) = with_manual_clock(&[]).await;
+    let sale = app.open_sale(3).await;
+    let mut orders = Vec::new();
+    for name in ["ann", "bob", "cyd"] {
+        orders.push(bought(&app, &sale, name, 1).await);
+    }
+    let file = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
+    let plant = |name: &str| {
+        let sql = "insert into strikes (buyer, order_no, struck_at)
+            select buyer, order_no, created_at from orders where buyer = ?1";
+        assert_eq!(file.execute(sql, [name]).unwrap(), 1);
+    };
+    plant("ann");
+    let audit = app.app.audit(AuditRequest { repair: true, ..AuditRequest::default() }).await.unwrap();
+    let found: Vec<_> = audit.findings.iter().map(|found| (found.kind, found.repaired)).collect();
+    assert_eq!(found, [(Kind::StrikeWithoutLapse, true)], "{audit:?}");
+    plant("bob");
+    clock.advance(PAY_WITHIN);
+    for order in orders {
+        until_state(&app, order, State::Closed).await;
+    }
+    for (name, lifted) in [("ann", true), ("bob", false), ("cyd", false)] {
+        let strikes = app.app.ledger.strikes_of(buyer(name), 10).await.unwrap();
+        assert_eq!((strikes.len(), strikes[0].strike.lifted_at.is_some()), (1, lifted), "{name}");
+    }
+    assert_eq!(app.app.metrics.set_aside.get(), 0);
+    assert_units_add_up(&app, &sale).await;
 }
 
 /// A provider that can be asked: it answers what it is told to.
 #[derive(Clone, Default)]
 struct FakeProvider {
-    /// 0: no answer that can be used. 1: paid. 2: not paid.
     says: Arc<AtomicU64>,
     asked: Arc<AtomicU64>,
     closed: Arc<AtomicU64>,
 }
 
+/// What it says: no answer that can be used, that it was paid, that it was not, and nothing at all.
+const ERROR: u64 = 0;
+const PAID: u64 = 1;
+const NOT_PAID: u64 = 2;
+const NOTHING: u64 = 3;
+
 impl FakeProvider {
+    fn saying(what: u64) -> Self {
+        Self { says: Arc::new(what.into()), ..Self::default() }
+    }
+
     async fn start(self) -> String {
         let app = axum::Router::new()
             .route("/v1/checkout/sessions/{session}", get(answer))
@@ -189,36 +288,62 @@ impl FakeProvider {
     }
 }
 
-async fn answer(Shared(provider): Shared<FakeProvider>) -> (http::StatusCode, axum::Json<Value>) {
+/// The provider's name of the session of a payment, and of its money.
+fn session_of(payment: PaymentId) -> String {
+    format!("cs_test_{payment}")
+}
+
+fn capture_of(payment: PaymentId) -> String {
+    format!("pi_{payment}")
+}
+
+type Answered = (http::StatusCode, axum::Json<Value>);
+
+async fn answer(Shared(provider): Shared<FakeProvider>, Path(session): Path<String>) -> Answered {
     provider.asked.fetch_add(1, Ordering::AcqRel);
-    let session = |status: &str, payment_status: &str| {
+    let payment: PaymentId = session.strip_prefix("cs_test_").unwrap().parse().unwrap();
+    let about = |status: &str, payment_status: &str| {
         let body = json!({
-            "id": "cs_test_1", "status": status, "payment_status": payment_status, "payment_intent": "pi_1",
-            "amount_total": 149_900, "currency": "cny", "client_reference_id": "some payment",
+            "id": session, "status": status, "payment_status": payment_status,
+            "payment_intent": capture_of(payment), "amount_total": 149_900, "currency": "cny",
+            "client_reference_id": payment,
         });
         (http::StatusCode::OK, axum::Json(body))
     };
     match provider.says.load(Ordering::Acquire) {
-        1 => session("complete", "paid"),
-        2 => session("open", "unpaid"),
+        PAID => about("complete", "paid"),
+        NOT_PAID => about("open", "unpaid"),
+        NOTHING => std::future::pending().await,
         _ => (http::StatusCode::SERVICE_UNAVAILABLE, axum::Json(json!({"error": {}}))),
     }
 }
 
-async fn expire(Shared(provider): Shared<FakeProvider>) -> axum::Json<Value> {
-    provider.closed.fetch_add(1, Ordering::AcqRel);
-    axum::Json(json!({"id": "cs_test_1", "status": "expired"}))
+/// What is paid cannot expire.
+async fn expire(Shared(provider): Shared<FakeProvider>) -> Answered {
+    let no =
+        |status| (status, axum::Json(json!({"error": {"type": "invalid_request_error", "message": "no"}})));
+    match provider.says.load(Ordering::Acquire) {
+        ERROR => no(http::StatusCode::SERVICE_UNAVAILABLE),
+        PAID => no(http::StatusCode::BAD_REQUEST),
+        _ => {
+            provider.closed.fetch_add(1, Ordering::AcqRel);
+            (http::StatusCode::OK, axum::Json(json!({"id": "cs_test_1", "status": "expired"})))
+        }
+    }
+}
+
+fn with_provider(url: &str) -> Vec<String> {
+    vec![
+        "payment.stripe.secret_key=sk_test_0123456789abcdef0123456789abcdef".to_owned(),
+        format!("payment.stripe.webhook_secrets={STRIPE_SECRET}"),
+        format!("payment.stripe.url={url}"),
+        "public_url=https://sale.shop.example".to_owned(),
+    ]
 }
 
 async fn asking(provider: &FakeProvider) -> (TestApp, Clock) {
-    let url = provider.clone().start().await;
-    with_manual_clock(&[
-        "payment.stripe.secret_key=sk_test_0123456789abcdef0123456789abcdef",
-        "payment.stripe.webhook_secrets=whsec_0123456789abcdef0123456789abcdef",
-        &format!("payment.stripe.url={url}"),
-        "public_url=https://sale.shop.example",
-    ])
-    .await
+    let settings = with_provider(&provider.clone().start().await);
+    with_manual_clock(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await
 }
 
 /// The buyer was sent to the provider.
@@ -227,18 +352,14 @@ async fn started(app: &TestApp, order: OrderId, name: &str) -> PaymentId {
     let wanted = NewPayment { id: payment, order, buyer: buyer(name), provider: "stripe".into() };
     let started = app.app.ledger.start_payment(wanted, app.app.clock.now()).await.unwrap();
     assert!(matches!(started, PaymentStarted::New { .. }), "{started:?}");
-    app.app
-        .ledger
-        .note_started(payment, Some("cs_test_1".into()), "https://pay.example".into())
-        .await
-        .unwrap();
+    let session = Some(session_of(payment));
+    app.app.ledger.note_started(payment, session, "https://pay.example".into()).await.unwrap();
     payment
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_order_whose_provider_says_not_paid_closes_there_too() {
-    let provider = FakeProvider::default();
-    provider.says.store(2, Ordering::Release);
+    let provider = FakeProvider::saying(NOT_PAID);
     let (app, clock) = asking(&provider).await;
     let sale = app.open_sale(1).await;
     let order = bought(&app, &sale, "ann", 1).await;
@@ -253,16 +374,15 @@ async fn an_order_whose_provider_says_not_paid_closes_there_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_order_whose_provider_says_paid_waits_for_the_callback_but_not_for_ever() {
-    let provider = FakeProvider::default();
-    provider.says.store(1, Ordering::Release);
+async fn an_order_whose_provider_says_paid_waits_for_the_callback_and_is_then_paid_by_that_word() {
+    let provider = FakeProvider::saying(PAID);
     let (app, clock) = asking(&provider).await;
     let sale = app.open_sale(3).await;
     // Its orders close a while before: then the sweeper has looked.
     let shorter = app.publish(paid_within(1, 800)).await;
     let (told, silent) = (bought(&app, &sale, "ann", 1).await, bought(&app, &sale, "bob", 1).await);
     started(&app, told, "ann").await;
-    started(&app, silent, "bob").await;
+    let payment = started(&app, silent, "bob").await;
     let nobody_pays = bought(&app, &sale, "cyd", 1).await;
     clock.advance(PAY_WITHIN);
     until_state(&app, nobody_pays, State::Closed).await;
@@ -272,17 +392,79 @@ async fn an_order_whose_provider_says_paid_waits_for_the_callback_but_not_for_ev
     clock.advance(Duration::from_secs(15 * 60) - Duration::from_millis(1));
     until_state(&app, again, State::Closed).await;
     assert_eq!(ledgers(&app.app, silent).await.status.state, State::AwaitingPayment);
+    assert_eq!(app.app.metrics.money.get(MoneyOutcome::Unnotified), 0);
     clock.advance(Duration::from_millis(1));
-    let closed = until_state(&app, silent, State::Closed).await;
-    assert_eq!(closed.status.reason, Some(Reason::Timeout));
+    let paid = until_state(&app, silent, State::Paid).await;
+    assert_eq!((paid.payment, paid.paid_at), (Some(payment), Some(clock.now())));
+    assert_eq!(app.app.ledger.strikes_of(buyer("bob"), 10).await.unwrap(), []);
     assert_eq!(ledgers(&app.app, told).await.status.state, State::Paid);
     assert_eq!(provider.asked.load(Ordering::Acquire), 2, "each was asked about once");
+    assert_eq!(app.app.metrics.money.get(MoneyOutcome::Unnotified), 1, "somebody must look at the callbacks");
+
+    // The callback comes after all.
+    let (id, capture) = (payment.to_string(), capture_of(payment));
+    assert_eq!(StandIn::tells_of_capture(&app, "evt_late", &id, &capture).await, 200);
+    assert_eq!(app.app.metrics.money.get(MoneyOutcome::Duplicate), 1);
+    let payments = app.app.ledger.payments_of(silent).await.unwrap();
+    let states: Vec<_> = payments.iter().map(|payment| payment.status.state).collect();
+    assert_eq!(states, [PaymentState::Applied]);
+    assert_eq!(ledgers(&app.app, silent).await, paid);
+    assert_units_add_up(&app, &sale).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payment_that_cannot_be_read_does_not_hold_up_the_others() {
+    let provider = FakeProvider::saying(NOT_PAID);
+    let (app, clock) = asking(&provider).await;
+    let sale = app.open_sale(2).await;
+    let (unreadable, sound) = (bought(&app, &sale, "ann", 1).await, bought(&app, &sale, "bob", 1).await);
+    let payment = started(&app, unreadable, "ann").await;
+    started(&app, sound, "bob").await;
+    let file = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
+    let write = |currency: &str| {
+        let sql = "update payments set currency = ?1 where payment_id = ?2";
+        assert_eq!(file.execute(sql, rusqlite::params![currency, payment.to_bytes()]).unwrap(), 1);
+    };
+    write("?");
+    clock.advance(PAY_WITHIN);
+    until_state(&app, sound, State::Closed).await;
+    assert_eq!(ledgers(&app.app, unreadable).await.status.state, State::AwaitingPayment);
+    write("CNY");
+    // It is found by the next look at everything, at the latest.
+    until_state(&app, unreadable, State::Closed).await;
+    assert_units_add_up(&app, &sale).await;
+}
+
+/// The provider does not answer at the deadline, and the order closes. When the payment is closed there, it turns out that
+/// it was paid, and no callback ever tells.
+#[tokio::test(flavor = "multi_thread")]
+async fn money_that_is_found_when_its_payment_is_closed_is_not_forgotten() {
+    let provider = FakeProvider::saying(ERROR);
+    let (app, clock) = asking(&provider).await;
+    let sale = app.open_sale(2).await;
+    let (late, cancelled) = (bought(&app, &sale, "ann", 1).await, bought(&app, &sale, "bob", 1).await);
+    let payment = started(&app, late, "ann").await;
+    let other = started(&app, cancelled, "bob").await;
+    app.app.cancel(cancelled, &buyer("bob")).await.unwrap();
+    clock.advance(PAY_WITHIN);
+    eventually("it is given up", async || app.app.metrics.inquiries.get(Inquiry::None) == 1).await;
+    provider.says.store(PAID, Ordering::Release);
+    clock.advance(Duration::from_secs(5));
+    let paid = until_state(&app, late, State::Paid).await;
+    assert_eq!(paid.payment, Some(payment));
+    let strikes = app.app.ledger.strikes_of(buyer("ann"), 10).await.unwrap();
+    assert!(strikes[0].strike.lifted_at.is_some(), "who has paid has no strike");
+    eventually("the money of the cancelled order goes back", async || {
+        let status = app.app.ledger.payment(other).await.unwrap().unwrap().status;
+        status.reason == Some(RefundReason::OrderCancelled)
+    })
+    .await;
     assert_units_add_up(&app, &sale).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_order_whose_provider_does_not_answer_closes_after_five_seconds() {
-    let provider = FakeProvider::default();
+    let provider = FakeProvider::saying(ERROR);
     let (app, clock) = asking(&provider).await;
     let sale = app.open_sale(1).await;
     let order = bought(&app, &sale, "ann", 1).await;
@@ -307,16 +489,22 @@ mod heavy {
     const DUE_AT_ONCE: u32 = 20_000;
     const BATCH: u64 = 2_000;
 
+    /// Order and buyer of this number, as random as real ones are for the indexes.
+    fn numbered(seq: u64) -> (OrderId, String) {
+        let mixed = u128::from(seq).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        (OrderId(mixed), format!("{:016x}", mixed >> 64))
+    }
+
     /// Puts so many recorded orders of different buyers into a stopped server's folder, all due at one moment.
-    async fn fill(folder: &std::path::Path, offer: OfferId, now: UnixMs) {
+    async fn fill(folder: &std::path::Path, offer: OfferId, now: UnixMs, orders: u64) {
         let ledger = SqliteLedger::open(&folder.join("doorbuster.db"), None, [0; 16]).unwrap();
-        for first in (1..=u64::from(DUE_AT_ONCE)).step_by(usize::try_from(BATCH).unwrap()) {
-            let batch = (first..first + BATCH).map(|seq| {
-                let mixed = u128::from(seq).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        for first in (1..=orders).step_by(usize::try_from(BATCH).unwrap()) {
+            let batch = (first..=orders.min(first + BATCH - 1)).map(|seq| {
+                let (order, name) = numbered(seq);
                 let claim = Claim {
-                    order: OrderId(mixed),
+                    order,
                     offer,
-                    buyer: buyer(&format!("{:016x}", mixed >> 64)),
+                    buyer: buyer(&name),
                     quantity: 1,
                     claimed_at: now,
                     pass_expires_at: now.plus_s(300),
@@ -332,7 +520,7 @@ mod heavy {
         journal
             .execute(
                 "insert into entries (last_seq, first_seq, claims) values (?1, ?1, x'01')",
-                [i64::from(DUE_AT_ONCE)],
+                [i64::try_from(orders).unwrap()],
             )
             .unwrap();
     }
@@ -344,7 +532,7 @@ mod heavy {
         let sale = app.open_sale(DUE_AT_ONCE).await;
         let other = app.open_sale(1_000).await;
         let folder = app.stop().await;
-        fill(folder.path(), sale.offer().parse().unwrap(), clock.now()).await;
+        fill(folder.path(), sale.offer().parse().unwrap(), clock.now(), DUE_AT_ONCE.into()).await;
         let app = TestApp::on(folder, clock.clone(), &[]).await;
         assert_eq!(free(&app.app, &sale), 0);
 
@@ -359,5 +547,36 @@ mod heavy {
         }
         assert_units_add_up(&app, &sale).await;
         assert_eq!(app.app.metrics.releases.get(Letting::Timeout), u64::from(DUE_AT_ONCE));
+    }
+
+    /// More than are asked about at once.
+    const PAID_AT_ONCE: u32 = 1_000;
+
+    /// A provider that is down takes five seconds for each question: not everybody waits for a turn to ask it in vain.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn with_a_provider_that_never_answers_all_orders_close_after_five_seconds() {
+        let provider = FakeProvider::saying(NOTHING);
+        let settings = with_provider(&provider.clone().start().await);
+        let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+        let clock = Clock::manual(UnixMs(jiff::Timestamp::now().as_millisecond()));
+        let app = TestApp::on(tempfile::tempdir().unwrap(), clock.clone(), &settings).await;
+        let sale = app.open_sale(PAID_AT_ONCE).await;
+        let folder = app.stop().await;
+        fill(folder.path(), sale.offer().parse().unwrap(), clock.now(), PAID_AT_ONCE.into()).await;
+        let app = TestApp::on(folder, clock.clone(), &settings).await;
+        for seq in 1..=u64::from(PAID_AT_ONCE) {
+            let (order, name) = numbered(seq);
+            started(&app, order, &name).await;
+        }
+        clock.advance(PAY_WITHIN);
+        let all = u64::from(PAID_AT_ONCE);
+        eventually("all are given up", async || app.app.metrics.inquiries.get(Inquiry::None) == all).await;
+        let asked = provider.asked.load(Ordering::Acquire);
+        assert!((16..=512).contains(&asked), "{asked} questions: the others had no hope of an answer");
+        clock.advance(Duration::from_secs(5));
+        eventually("all are closed", async || app.app.metrics.releases.get(Letting::Timeout) == all).await;
+        assert_units_add_up(&app, &sale).await;
+        eventually("they are closed there, too", async || provider.closed.load(Ordering::Acquire) == all)
+            .await;
     }
 }

@@ -177,12 +177,10 @@ async fn money_that_comes_before_its_order_is_recorded_waits_for_it() {
     // Something is on its way to the ledger: nobody can say that this order is not.
     let on_its_way = app.app.gate.memory.room().reserve().unwrap();
     let payment = early_money(&app, &sale, order).await;
-    for _ in 0..3 {
-        let settled =
-            app.app.ledger.settle_capture(payment, Absent::MayCome, app.app.clock.now()).await.unwrap();
-        assert!(matches!(settled, Settled::Wait), "{settled:?}");
-        tokio::time::sleep(Duration::from_millis(400)).await;
-    }
+    let now = app.app.clock.now();
+    let settled = app.app.ledger.settle_capture(payment, Absent::MayCome, now).await.unwrap().this;
+    assert!(matches!(settled, Settled::Wait), "{settled:?}");
+    looked(&app).await;
     assert_eq!(payment_state(&app, payment).await.0, PaymentState::Captured);
     ann.buy_with(sale.offer(), pass["pass"].as_str().unwrap(), 1, 202).await;
     eventually("the money pays", async || payment_state(&app, payment).await.0 == PaymentState::Applied)
@@ -199,12 +197,21 @@ async fn money_for_an_order_that_never_was_goes_back_once_that_is_certain() {
     let order = OrderId(4_711);
     let on_its_way = app.app.gate.memory.room().reserve().unwrap();
     let payment = early_money(&app, &sale, order).await;
-    app.app.captures.wake();
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    looked(&app).await;
     assert_eq!(payment_state(&app, payment).await.0, PaymentState::Captured, "it may be on its way");
     drop(on_its_way);
     eventually("it goes back", async || payment_state(&app, payment).await.0 > PaymentState::Applied).await;
     assert_goes_back(&app, payment, RefundReason::OrderUnknown).await;
+}
+
+/// Waits until the worker has looked at all undecided money, twice from beginning to end.
+async fn looked(app: &TestApp) {
+    let before = app.app.captures.looks();
+    eventually("the worker has looked", async || {
+        app.app.captures.wake();
+        app.app.captures.looks() >= before + 3
+    })
+    .await;
 }
 
 /// Money for an order that the ledger does not know, of the right amount.
@@ -216,6 +223,6 @@ async fn early_money(app: &TestApp, sale: &TestSale, order: OrderId) -> PaymentI
     let told = Told::Captured { capture, names: Names::Order(order), fresh };
     let notice = Notice { event_id: "early".into(), told };
     let taken = app.app.ledger.take_notice(notice, UnixMs(app.app.clock.now().0)).await.unwrap();
-    assert!(matches!(taken, Taken::Capture(Settled::Wait)), "{taken:?}");
+    assert!(matches!(taken, Taken::Capture(Decided { this: Settled::Wait, .. })), "{taken:?}");
     fresh
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use doorbuster::app::App;
 use doorbuster::clock::Clock;
 use doorbuster::ledger::Order;
-use doorbuster::ledger::money::{Names, Notice, Settled, Taken, Told};
+use doorbuster::ledger::money::{Decided, Names, Notice, Settled, Taken, Told};
 use rules::buyer::BuyerId;
 use rules::id::{OfferId, OrderId, PaymentId};
 use rules::order::State;
@@ -73,7 +73,7 @@ fn notice(order: &Order, capture: &str) -> Notice {
 async fn pay(app: &App, order: OrderId, capture: &str) -> Settled {
     let notice = notice(&ledgers(app, order).await, capture);
     match app.ledger.take_notice(notice, app.clock.now()).await.unwrap() {
-        Taken::Capture(settled) => settled,
+        Taken::Capture(Decided { this, .. }) => this,
         other => panic!("{other:?}"),
     }
 }
