@@ -19,7 +19,8 @@ const TAG_BYTES: usize = 16;
 const PASS_BYTES_MAX: usize = HEAD_BYTES + BUYER_BYTES_MAX + TAG_BYTES;
 /// Longest pass as text, in characters.
 pub const PASS_CHARS_MAX: usize = PASS_BYTES_MAX.div_ceil(3) * 4;
-/// A secret shorter than this is refused when settings are read.
+/// HMAC-SHA256 keys shorter than its output are the weakest part of the lock, in bytes. Where others than its own
+/// machine reach the server, shorter secrets are refused when settings are read.
 pub const SECRET_BYTES_MIN: usize = 32;
 
 /// What a pass says. `buyer` borrows from the reader's buffer: checking a pass allocates nothing.

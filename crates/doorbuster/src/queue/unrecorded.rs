@@ -17,25 +17,26 @@ type Shard = Mutex<IdMap<OrderId, Arc<Claim>>>;
 #[derive(Debug)]
 pub struct Unrecorded {
     shards: Box<[Shard]>,
+    /// Claims for late money. Their orders are in the ledger, and their buyers see them there.
+    reviving: Shard,
 }
 
 impl Default for Unrecorded {
     fn default() -> Self {
-        Self { shards: std::iter::repeat_with(Mutex::default).take(SHARDS).collect() }
+        let shards = std::iter::repeat_with(Mutex::default).take(SHARDS).collect();
+        Self { shards, reviving: Mutex::default() }
     }
 }
 
 impl Unrecorded {
-    /// A claim for late money is none of these: its order is in the ledger, and its buyer sees it there.
     pub fn insert(&self, claim: &Arc<Claim>) {
-        if claim.revives.is_some() {
-            return;
-        }
-        if let Some(shard) = self.shard(claim.order) {
+        let shard = if claim.revives.is_some() { Some(&self.reviving) } else { self.shard(claim.order) };
+        if let Some(shard) = shard {
             shard.lock().insert(claim.order, Arc::clone(claim));
         }
     }
 
+    /// The claim of an order that the ledger does not have; one for late money is none of these.
     #[must_use]
     pub fn get(&self, order: OrderId) -> Option<Arc<Claim>> {
         self.shard(order)?.lock().get(&order).map(Arc::clone)
@@ -44,16 +45,23 @@ impl Unrecorded {
     /// To be called after the ledger's commit (or the roll-back of the grant), so that an order is always to be
     /// found in one place or the other.
     pub fn remove(&self, order: OrderId) {
-        if let Some(shard) = self.shard(order) {
-            shard.lock().remove(&order);
+        let claim = self.shard(order).and_then(|shard| shard.lock().remove(&order));
+        if claim.is_none() {
+            self.reviving.lock().remove(&order);
         }
     }
 
-    /// Visits every claim in here; short work only, a shard is locked meanwhile.
+    /// Visits every claim whose order the ledger does not have; short work only, a shard is locked meanwhile.
     pub fn visit(&self, mut visit: impl FnMut(&Claim)) {
         for shard in &self.shards {
             shard.lock().values().for_each(|claim| visit(claim));
         }
+    }
+
+    /// The same, and those for late money.
+    pub fn visit_all(&self, mut visit: impl FnMut(&Claim)) {
+        self.visit(&mut visit);
+        self.reviving.lock().values().for_each(|claim| visit(claim));
     }
 
     /// The claims of one buyer, newest first. Ids carry their buyer's bucket, so the others are passed over without

@@ -36,7 +36,9 @@ impl SqliteLedger {
         limit: u32,
         outages: Vec<Outage>,
     ) -> LedgerResult<ClosedBatch> {
-        self.transact(Urgency::Clerk, move |transaction| close_due(transaction, now, limit, &outages)).await
+        let closed = |batch: &ClosedBatch| batch.closed.len();
+        self.release(Urgency::Clerk, closed, move |transaction| close_due(transaction, now, limit, &outages))
+            .await
     }
 
     /// Closes one order at its deadline, after the provider of its open payment was asked. Whether it closes is
@@ -48,7 +50,8 @@ impl SqliteLedger {
         outages: Vec<Outage>,
         now: UnixMs,
     ) -> LedgerResult<Lapsed> {
-        self.transact(Urgency::Settle, move |transaction| {
+        let closed = |lapsed: &Lapsed| usize::from(matches!(lapsed, Lapsed::Closed { .. }));
+        self.release(Urgency::Settle, closed, move |transaction| {
             close_asked(transaction, order, asked, &outages, now)
         })
         .await

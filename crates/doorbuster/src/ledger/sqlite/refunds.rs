@@ -104,7 +104,9 @@ impl SqliteLedger {
     }
 
     async fn end_refund(&self, id: PaymentId, word: RefundWord, now: UnixMs) -> LedgerResult<RefundEnd> {
-        self.transact(Urgency::Settle, move |transaction| match payments::find(transaction, id)? {
+        let returned =
+            |end: &RefundEnd| usize::from(matches!(end, RefundEnd::Done { released: Some(_), .. }));
+        self.release(Urgency::Settle, returned, move |transaction| match payments::find(transaction, id)? {
             Some(payment) => end(transaction, payment, &word, now),
             None => Ok(RefundEnd::NotFound),
         })
