@@ -298,8 +298,6 @@ pub async fn open(
     let previous = secret(&settings.pass.previous_secret);
     dispatch::keep_broker(&settings, &ledger, &clock).await?;
     let limits = &settings.limits;
-    // A burst below the rate would hold that rate back: who raises the rate alone gets it.
-    let rate = |per_s: u32, burst: u32| Buckets::new(per_s, burst.max(per_s), limits.limiter_keys);
     let app = Arc::new(App {
         catalogue: Catalogue::default(),
         roster: Arc::new(Roster::new(settings.strikes.policy(), rand::random())),
@@ -313,8 +311,8 @@ pub async fn open(
         outages: Outages::default(),
         captures: Captures::default(),
         auditor: Auditor::new(clock.now()),
-        buyer_rate: rate(limits.per_buyer_per_s, limits.per_buyer_burst),
-        address_rate: rate(limits.per_ip_per_s, limits.per_ip_burst),
+        buyer_rate: Buckets::new(limits.per_buyer_per_s, limits.per_buyer_burst, limits.limiter_keys),
+        address_rate: Buckets::new(limits.per_ip_per_s, limits.per_ip_burst, limits.limiter_keys),
         in_flight: InFlight::new(limits.in_flight, limits.waiters, limits.reserve),
         client_ip: ClientIp::trusting(&limits.trusted_proxies).map_err(anyhow::Error::msg)?,
         tasks: TaskTracker::new(),

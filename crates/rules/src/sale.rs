@@ -6,6 +6,7 @@ use utoipa::ToSchema;
 use crate::id::{OfferId, SaleId};
 use crate::money::{AMOUNT_MAX, Money};
 use crate::time::UnixMs;
+use crate::words::words;
 
 pub const TITLE_CHARS_MAX: usize = 200;
 pub const DESCRIPTION_CHARS_MAX: usize = 4_000;
@@ -30,22 +31,12 @@ pub enum SaleState {
     Ended,
 }
 
-impl SaleState {
-    pub const ALL: [Self; 4] = [Self::Draft, Self::Published, Self::Paused, Self::Ended];
-
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Draft => "draft",
-            Self::Published => "published",
-            Self::Paused => "paused",
-            Self::Ended => "ended",
-        }
-    }
-
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == text)
+words! {
+    SaleState {
+        Draft = "draft",
+        Published = "published",
+        Paused = "paused",
+        Ended = "ended",
     }
 }
 
@@ -86,21 +77,11 @@ pub enum Phase {
     Closed,
 }
 
-impl Phase {
-    pub const ALL: [Self; 3] = [Self::Upcoming, Self::Open, Self::Closed];
-
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Upcoming => "upcoming",
-            Self::Open => "open",
-            Self::Closed => "closed",
-        }
-    }
-
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|phase| phase.as_str() == text)
+words! {
+    Phase {
+        Upcoming = "upcoming",
+        Open = "open",
+        Closed = "closed",
     }
 }
 
@@ -152,21 +133,11 @@ pub enum ChallengeKind {
     Picture,
 }
 
-impl ChallengeKind {
-    pub const ALL: [Self; 3] = [Self::None, Self::Pow, Self::Picture];
-
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Pow => "pow",
-            Self::Picture => "picture",
-        }
-    }
-
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == text)
+words! {
+    ChallengeKind {
+        None = "none",
+        Pow = "pow",
+        Picture = "picture",
     }
 }
 
@@ -179,20 +150,10 @@ pub enum RegistrationKind {
     Required,
 }
 
-impl RegistrationKind {
-    pub const ALL: [Self; 2] = [Self::None, Self::Required];
-
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Required => "required",
-        }
-    }
-
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == text)
+words! {
+    RegistrationKind {
+        None = "none",
+        Required = "required",
     }
 }
 

@@ -135,7 +135,8 @@ mod tests {
         let help = command.render_long_help().to_string();
         assert!(help.contains("Examples:\n") && help.contains(&format!("  {path}")), "{path}: {help}");
         for inner in command.get_subcommands_mut().filter(|inner| inner.get_name() != "help") {
-            check(inner, &format!("{path} {}", inner.get_name()));
+            let path = format!("{path} {}", inner.get_name());
+            check(inner, &path);
         }
     }
 

@@ -85,3 +85,44 @@ impl Unrecorded {
         self.shards.get(random % SHARDS)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rules::id::{OfferId, PaymentId};
+    use rules::time::UnixMs;
+
+    use super::super::Revive;
+    use super::*;
+
+    #[test]
+    fn late_money_is_on_its_way_but_hides_no_order_of_the_ledger() {
+        let unrecorded = Unrecorded::default();
+        let ann = BuyerId::parse("ann").unwrap();
+        let claim = |order, revives| {
+            Arc::new(Claim {
+                order: OrderId(order),
+                offer: OfferId(1),
+                buyer: ann.clone(),
+                quantity: 2,
+                claimed_at: UnixMs(0),
+                pass_expires_at: UnixMs(1),
+                revives,
+            })
+        };
+        let reviving = claim(7, Some(Revive { payment: PaymentId(3), closing_seq: 3 }));
+        unrecorded.insert(&reviving);
+        unrecorded.insert(&claim(8, None));
+        let units = |visit: &dyn Fn(&mut dyn FnMut(&Claim))| {
+            let mut units = 0;
+            visit(&mut |claim| units += claim.quantity);
+            units
+        };
+        let (new, all) = (|| units(&|see| unrecorded.visit(see)), || units(&|see| unrecorded.visit_all(see)));
+        assert_eq!((new(), all()), (2, 4));
+        assert!(unrecorded.get(reviving.order).is_none(), "its buyer sees the order of the ledger");
+        unrecorded.remove(reviving.order);
+        assert_eq!((new(), all()), (2, 2));
+        unrecorded.remove(OrderId(8));
+        assert_eq!((new(), all()), (0, 0));
+    }
+}

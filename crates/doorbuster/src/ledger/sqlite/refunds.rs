@@ -104,9 +104,7 @@ impl SqliteLedger {
     }
 
     async fn end_refund(&self, id: PaymentId, word: RefundWord, now: UnixMs) -> LedgerResult<RefundEnd> {
-        let returned =
-            |end: &RefundEnd| usize::from(matches!(end, RefundEnd::Done { released: Some(_), .. }));
-        self.release(Urgency::Settle, returned, move |transaction| match payments::find(transaction, id)? {
+        self.release(Urgency::Settle, releases, move |transaction| match payments::find(transaction, id)? {
             Some(payment) => end(transaction, payment, &word, now),
             None => Ok(RefundEnd::NotFound),
         })
@@ -219,6 +217,11 @@ fn failed(
         None => note(transaction, &payment, "payment.refund_failed", now)?,
     }
     Ok(RefundEnd::Failed { payment, order: order.map(Box::new) })
+}
+
+/// Of how many orders the gate gets units back.
+pub(super) fn releases(end: &RefundEnd) -> usize {
+    usize::from(matches!(end, RefundEnd::Done { released: Some(_), .. }))
 }
 
 /// Tells of money that goes back without ever having paid an order; what pays an order is told of by the order's own
