@@ -313,14 +313,11 @@ impl App {
         .await
     }
 
-    /// Gate and catalogue follow a change that is committed. From here on nobody may be told that nothing happened.
+    /// Gate and catalogue follow a change that is committed.
     async fn follow_sale(&self, changed: &Changed<Sale>) -> LedgerResult<()> {
         let Changed::Done(sale) = changed else { return Ok(()) };
-        let followed = self.preheat(sale).await.map(|_| ());
-        followed.map_err(|error| match error {
-            LedgerError::Unavailable(reason) => LedgerError::NotFollowed(reason),
-            other => other,
-        })
+        self.preheat(sale).await.map_err(LedgerError::after_commit)?;
+        Ok(())
     }
 
     /// Throws a draft away.

@@ -46,6 +46,17 @@ pub enum LedgerError {
     Failed(#[from] anyhow::Error),
 }
 
+impl LedgerError {
+    /// As it is told once something is committed: from then on nobody may hear that nothing happened.
+    #[must_use]
+    pub fn after_commit(self) -> Self {
+        match self {
+            Self::Unavailable(reason) => Self::NotFollowed(reason),
+            other @ (Self::Unknown(_) | Self::NotFollowed(_) | Self::Failed(_)) => other,
+        }
+    }
+}
+
 impl From<rusqlite::Error> for LedgerError {
     fn from(error: rusqlite::Error) -> Self {
         use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked, DiskFull};

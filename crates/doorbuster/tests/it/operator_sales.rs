@@ -1,6 +1,7 @@
 //! Sales and offers as their operator makes, changes and throws them away.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use doorbuster::clock::Clock;
@@ -441,12 +442,16 @@ async fn a_change_that_is_committed_and_not_followed_is_told_as_unsure() {
 
     // Every reader of the ledger stops at that order until `go` is dropped, and the line behind them is full.
     let (go, wait) = std::sync::mpsc::channel::<()>();
-    let wait = Arc::new(std::sync::Mutex::new(wait));
+    let wait = Arc::new((AtomicUsize::new(0), std::sync::Mutex::new(wait)));
     for _ in 0..3 {
         let wait = Arc::clone(&wait);
-        let stop = move |_: &Remembered<'_>| drop(wait.lock().unwrap().recv());
+        let stop = move |_: &Remembered<'_>| {
+            wait.0.fetch_add(1, Ordering::SeqCst);
+            drop(wait.1.lock().unwrap().recv());
+        };
         assert!(app.app.ledger.remembered_orders(UnixMs(0), stop).now_or_never().is_none());
     }
+    eventually("every reader has stopped", async || wait.0.load(Ordering::SeqCst) == 3).await;
     while !matches!(app.app.ledger.sale(id).now_or_never(), Some(Err(_))) {}
 
     let problem = app.operate("POST", &format!("{path}/publish"), None, 503).await;
