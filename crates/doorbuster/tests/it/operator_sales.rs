@@ -447,7 +447,7 @@ async fn a_change_that_is_committed_and_not_followed_is_told_as_unsure() {
         let wait = Arc::clone(&wait);
         let stop = move |_: &Remembered<'_>| {
             wait.0.fetch_add(1, Ordering::SeqCst);
-            drop(wait.1.lock().unwrap().recv());
+            let _ = wait.1.lock().unwrap().recv();
         };
         assert!(app.app.ledger.remembered_orders(UnixMs(0), stop).now_or_never().is_none());
     }
