@@ -183,6 +183,7 @@ impl App {
                 Returned::Free { was_dry: false } | Returned::Forgotten | Returned::Before => {}
             }
         }
+        self.ledger.returned();
         self.metrics.releases.inc(match order.status.reason {
             Some(Reason::Timeout) => Letting::Timeout,
             Some(Reason::Cancelled) => Letting::Cancelled,
@@ -289,9 +290,7 @@ impl App {
         self.to_the_end(async move {
             let _turn = app.operator_turn.lock().await;
             let changed = app.ledger.act_on_sale(id, action, app.clock.now()).await?;
-            if let Changed::Done(sale) = &changed {
-                app.preheat(sale).await?;
-            }
+            app.follow_sale(&changed).await?;
             Ok(changed)
         })
         .await
@@ -314,12 +313,17 @@ impl App {
         self.to_the_end(async move {
             let _turn = app.operator_turn.lock().await;
             let changed = app.ledger.update_sale(id, answer, app.clock.now(), change).await?;
-            if let Changed::Done(sale) = &changed {
-                app.preheat(sale).await?;
-            }
+            app.follow_sale(&changed).await?;
             Ok(changed)
         })
         .await
+    }
+
+    /// Gate and catalogue follow a change that is committed.
+    async fn follow_sale(&self, changed: &Changed<Sale>) -> LedgerResult<()> {
+        let Changed::Done(sale) = changed else { return Ok(()) };
+        self.preheat(sale).await.map_err(LedgerError::after_commit)?;
+        Ok(())
     }
 
     /// Throws a draft away.
@@ -401,6 +405,9 @@ impl App {
                 }
                 // Somebody was faster.
                 Ok(_) => {}
+                Err(error @ LedgerError::NotFollowed(_)) => {
+                    tracing::error!(sale_id = %id, %error, "published, but nobody can buy before it is preheated");
+                }
                 Err(error) => tracing::warn!(sale_id = %id, %error, "could not be published; trying again"),
             }
         }
@@ -504,7 +511,7 @@ impl App {
             .filter_map(|offer| Some((offer.id, self.gate.memory.offer(offer.id)?.free())))
             .collect();
         let mut queued: HashMap<OfferId, u32> = HashMap::new();
-        self.gate.unrecorded.visit(|claim| *queued.entry(claim.offer).or_default() += claim.quantity);
+        self.gate.unrecorded.visit_all(|claim| *queued.entry(claim.offer).or_default() += claim.quantity);
         let counters = self.ledger.counters(id).await?;
         let of = |map: &HashMap<OfferId, u32>, offer| map.get(&offer).copied();
         let offers = counters.iter().map(|counters| {
@@ -523,13 +530,11 @@ impl App {
 
     #[must_use]
     pub fn queue_stats(&self) -> QueueStats {
-        let depth = u64::try_from(self.gate.memory.room().taken()).unwrap_or(u64::MAX);
-        if depth == 0 {
-            return QueueStats { depth, lag_ms: 0 };
-        }
+        let waiting = self.gate.memory.room().taken().saturating_add(self.ledger.returning());
+        let depth = u64::try_from(waiting).unwrap_or(u64::MAX);
         let now = self.clock.now();
         let mut lag_ms = 0;
-        self.gate.unrecorded.visit(|claim| lag_ms = lag_ms.max(claim.claimed_at.ms_until(now)));
+        self.gate.unrecorded.visit_all(|claim| lag_ms = lag_ms.max(claim.claimed_at.ms_until(now)));
         QueueStats { depth, lag_ms }
     }
 

@@ -28,6 +28,17 @@ impl Resolve for PublicOnly {
     }
 }
 
+/// Where this machine reaches a listener of ours: "all addresses" is a place to listen, not one to call.
+#[must_use]
+pub fn reachable(mut listener: SocketAddr) -> SocketAddr {
+    match listener.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => listener.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => listener.set_ip(Ipv6Addr::LOCALHOST.into()),
+        IpAddr::V4(_) | IpAddr::V6(_) => {}
+    }
+    listener
+}
+
 /// An address without a name is not looked up, so it is judged here.
 #[must_use]
 pub fn names_private_address(url: &Url) -> bool {

@@ -204,15 +204,15 @@ fn check_public_change(before: &Sale, after: &Sale, now: UnixMs) -> Result<(), E
     }
 }
 
-/// Once buyers know of an offer: only how it is described. Its stock has a call of its own.
+/// Once buyers know of an offer: only its description and its image. Its stock has a call of its own.
 fn check_public_offer_change(before: &Offer, after: &Offer, state: SaleState) -> Result<(), EditError> {
     let ended = state == SaleState::Ended;
     let fixed = [
+        ("name", before.name != after.name),
         ("list_price", before.list_price != after.list_price),
         ("price", before.price != after.price),
         ("stock", before.stock != after.stock),
         ("max_per_order", before.max_per_order != after.max_per_order),
-        ("name", before.name != after.name && ended),
         ("description", before.description != after.description && ended),
         ("image", before.image != after.image && ended),
     ];
@@ -321,15 +321,23 @@ mod tests {
             change.apply(sale(state), OfferId(2))
         };
         let published = SaleState::Published;
-        for json in
-            [r#"{"name":"New"}"#, r#"{"description":"…"}"#, r#"{"image":"/x.png"}"#, r#"{"stock":100}"#]
-        {
+        for json in [
+            r#"{"description":"…"}"#,
+            r#"{"image":"/x.png"}"#,
+            r#"{"stock":100}"#,
+            r#"{"name":"Feitian 53"}"#,
+        ] {
             assert!(matches!(change(published, json), Ok(Some(_))), "{json}");
-            assert_eq!(change(SaleState::Ended, json).is_ok(), json.contains("stock"), "{json}");
+            let is_same = json.contains("stock") || json.contains("name");
+            assert_eq!(change(SaleState::Ended, json).is_ok(), is_same, "{json}");
         }
-        for json in
-            [r#"{"stock":99}"#, r#"{"price":{"amount":1,"currency":"CNY"}}"#, r#"{"max_per_order":2}"#]
-        {
+        for json in [
+            r#"{"name":"New"}"#,
+            r#"{"stock":99}"#,
+            r#"{"price":{"amount":1,"currency":"CNY"}}"#,
+            r#"{"list_price":{"amount":1,"currency":"CNY"}}"#,
+            r#"{"max_per_order":2}"#,
+        ] {
             assert!(matches!(change(published, json), Err(EditError::NotEditable(_))), "{json}");
             assert!(matches!(change(SaleState::Draft, json), Ok(Some(_))), "{json}");
         }

@@ -4,6 +4,9 @@
 /// Names of things.
 pub mod id;
 
+/// Names of states and kinds.
+mod words;
+
 /// Instants.
 pub mod time;
 

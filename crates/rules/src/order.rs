@@ -4,6 +4,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::words::words;
+
 /// Where an order stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -27,35 +29,16 @@ pub enum State {
     RefundFailed,
 }
 
-impl State {
-    pub const ALL: [Self; 8] = [
-        Self::Queued,
-        Self::AwaitingPayment,
-        Self::Paid,
-        Self::Closed,
-        Self::Refused,
-        Self::Refunding,
-        Self::Refunded,
-        Self::RefundFailed,
-    ];
-
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::AwaitingPayment => "awaiting_payment",
-            Self::Paid => "paid",
-            Self::Closed => "closed",
-            Self::Refused => "refused",
-            Self::Refunding => "refunding",
-            Self::Refunded => "refunded",
-            Self::RefundFailed => "refund_failed",
-        }
-    }
-
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == text)
+words! {
+    State {
+        Queued = "queued",
+        AwaitingPayment = "awaiting_payment",
+        Paid = "paid",
+        Closed = "closed",
+        Refused = "refused",
+        Refunding = "refunding",
+        Refunded = "refunded",
+        RefundFailed = "refund_failed",
     }
 }
 
@@ -79,33 +62,15 @@ pub enum Reason {
     Internal,
 }
 
-impl Reason {
-    pub const ALL: [Self; 7] = [
-        Self::Timeout,
-        Self::Cancelled,
-        Self::NoStock,
-        Self::OtherLive,
-        Self::IdClash,
-        Self::StaleEpoch,
-        Self::Internal,
-    ];
-
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Timeout => "timeout",
-            Self::Cancelled => "cancelled",
-            Self::NoStock => "no_stock",
-            Self::OtherLive => "other_live",
-            Self::IdClash => "id_clash",
-            Self::StaleEpoch => "stale_epoch",
-            Self::Internal => "internal",
-        }
-    }
-
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|reason| reason.as_str() == text)
+words! {
+    Reason {
+        Timeout = "timeout",
+        Cancelled = "cancelled",
+        NoStock = "no_stock",
+        OtherLive = "other_live",
+        IdClash = "id_clash",
+        StaleEpoch = "stale_epoch",
+        Internal = "internal",
     }
 }
 
@@ -190,14 +155,6 @@ pub enum Units {
     Released,
     /// The ledger never counted them; the gate gets back what it granted.
     ClaimReturned,
-}
-
-impl Units {
-    /// Whether the gate gets units back, once per (order id, seq of the event).
-    #[must_use]
-    pub const fn return_to_gate(self) -> bool {
-        matches!(self, Self::Released | Self::ClaimReturned)
-    }
 }
 
 /// An order as the state machine sees it.

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use crate::admission::Verdict;
 use crate::money::{Currency, Money};
 use crate::order;
+use crate::words::words;
 
 /// Where a payment stands: one capture of money at one provider, or the beginning of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
@@ -40,35 +41,16 @@ pub enum State {
 /// to three working days, and a weekend may lie in between.
 pub const REFUND_SLOW_MS: i64 = 5 * 24 * 3_600_000;
 
-impl State {
-    pub const ALL: [Self; 8] = [
-        Self::Started,
-        Self::Closed,
-        Self::Captured,
-        Self::Applied,
-        Self::RefundDue,
-        Self::Refunding,
-        Self::Refunded,
-        Self::RefundFailed,
-    ];
-
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Started => "started",
-            Self::Closed => "closed",
-            Self::Captured => "captured",
-            Self::Applied => "applied",
-            Self::RefundDue => "refund_due",
-            Self::Refunding => "refunding",
-            Self::Refunded => "refunded",
-            Self::RefundFailed => "refund_failed",
-        }
-    }
-
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == text)
+words! {
+    State {
+        Started = "started",
+        Closed = "closed",
+        Captured = "captured",
+        Applied = "applied",
+        RefundDue = "refund_due",
+        Refunding = "refunding",
+        Refunded = "refunded",
+        RefundFailed = "refund_failed",
     }
 }
 

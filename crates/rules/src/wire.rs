@@ -583,7 +583,7 @@ pub struct Funnel {
 pub struct QueueStats {
     /// Claims not yet recorded and releases not yet in the gate.
     pub depth: u64,
-    /// Age of the oldest of them, in milliseconds.
+    /// Age of the oldest of these claims, in milliseconds.
     pub lag_ms: u64,
 }
 

@@ -115,7 +115,9 @@ fn advice(code: &str) -> Option<&'static str> {
     Some(match code {
         Code::Unauthorized => "Set DOORBUSTER_ADMIN_KEY, or --admin-key, to the admin_key of that server.",
         Code::NotFound => "`doorbuster sale list`, `payments list` and `webhooks list` show what there is.",
-        Code::WrongState | Code::NotEditable => "`doorbuster sale show ID` shows how it stands.",
+        Code::WrongState | Code::NotEditable | Code::Unsure => {
+            "`doorbuster sale show ID` shows how it stands."
+        }
         Code::InvalidRequest | Code::Malformed => "Nothing was stored. Correct it and send it again.",
         Code::StockBelowLive => "`doorbuster sale stats ID` shows how many units are free.",
         Code::NotRefundable => "`doorbuster payments list --order ORDER` shows its payments.",

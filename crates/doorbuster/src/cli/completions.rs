@@ -1,9 +1,9 @@
 //! `completions`: what a shell needs to complete our commands.
 
-use clap::{Args, CommandFactory as _};
+use clap::Args;
 use clap_complete::Shell;
 
-use super::{Cli, Exit, say};
+use super::{Exit, say, tree};
 
 /// Prints completions for a shell.
 #[derive(Debug, Args)]
@@ -19,7 +19,7 @@ pub struct Completions {
 impl Completions {
     pub fn run(self) -> anyhow::Result<Exit> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "doorbuster", &mut script);
+        clap_complete::generate(self.shell, &mut tree(), "doorbuster", &mut script);
         say::answer(String::from_utf8(script)?.trim_end());
         Ok(Exit::Done)
     }

@@ -1,9 +1,10 @@
 //! `config`: what is set, whether it makes sense, and what could be set.
 
 use clap::{Args, Subcommand};
-use doorbuster::config::DEFAULT_TOML;
+use doorbuster::config::{DEFAULT_TOML, Problem};
+use serde_json::json;
 
-use super::options::SettingsOptions;
+use super::options::{SettingsOptions, warn_of};
 use super::{Exit, say};
 
 /// Checks and shows settings.
@@ -11,7 +12,7 @@ use super::{Exit, say};
 #[command(after_help = "\
 Examples:
   doorbuster config default > shop.toml
-  doorbuster config check --config shop.toml
+  doorbuster config check --config shop.toml --json
   doorbuster config print --config shop.toml --set limits.in_flight=8192")]
 pub struct Config {
     #[command(subcommand)]
@@ -21,21 +22,27 @@ pub struct Config {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Says what is wrong, all at once; nothing is started or opened.
-    Check(SettingsOptions),
+    Check(Options),
     /// Prints what is in force, as TOML; secrets are shown as "(set)".
-    Print(SettingsOptions),
+    Print(Options),
     /// Prints the default settings, every one explained: a file to begin with.
     Default,
+}
+
+#[derive(Debug, Args)]
+struct Options {
+    #[command(flatten)]
+    settings: SettingsOptions,
+    /// Prints JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Config {
     pub fn run(self) -> anyhow::Result<Exit> {
         match self.command {
-            Command::Check(options) => check(&options),
-            Command::Print(options) => {
-                say::answer(options.load(&[])?.effective_toml()?.trim_end());
-                Ok(Exit::Done)
-            }
+            Command::Check(options) => Ok(check(&options)),
+            Command::Print(options) => print(&options),
             Command::Default => {
                 say::answer(DEFAULT_TOML.trim_end());
                 Ok(Exit::Done)
@@ -44,16 +51,34 @@ impl Config {
     }
 }
 
-fn check(options: &SettingsOptions) -> anyhow::Result<Exit> {
-    match options.load(&[])?.check() {
-        Ok(warnings) => {
-            warnings.iter().for_each(|warning| say::complain(&format!("warning: {warning}")));
+fn print(options: &Options) -> anyhow::Result<Exit> {
+    let settings = options.settings.load(&[])?;
+    warn_of(&settings.unknown);
+    if options.json {
+        say::answer(&serde_json::to_string(&settings)?);
+    } else {
+        say::answer(settings.effective_toml()?.trim_end());
+    }
+    Ok(Exit::Done)
+}
+
+/// Settings that cannot even be read are a problem like the others.
+fn check(options: &Options) -> Exit {
+    let (problems, warnings) = match options.settings.load(&[]) {
+        Ok(settings) => match settings.check() {
+            Ok(warnings) => (Vec::new(), warnings),
+            Err(problems) => (problems, settings.unknown),
+        },
+        Err(error) => (vec![Problem { key: "config", sentence: error.to_string() }], Vec::new()),
+    };
+    if options.json {
+        say::answer(&json!({"problems": problems, "warnings": warnings}).to_string());
+    } else {
+        warn_of(&warnings);
+        problems.iter().for_each(|problem| say::complain(&problem.to_string()));
+        if problems.is_empty() {
             say::answer("The settings are complete; `doorbuster serve` would start with them.");
-            Ok(Exit::Done)
-        }
-        Err(problems) => {
-            problems.iter().for_each(|problem| say::complain(&problem.to_string()));
-            Ok(Exit::Failed)
         }
     }
+    if problems.is_empty() { Exit::Done } else { Exit::Failed }
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use stampede::say;
 
 /// The same settings for every command that needs them.
@@ -22,6 +22,9 @@ mod reach;
 
 /// Money and tables for people.
 mod table;
+
+/// What `--help` shows of commands within commands.
+mod examples;
 
 mod audit;
 mod completions;
@@ -86,7 +89,12 @@ enum Exit {
 
 /// Reads the arguments; wrong ones end the process with code 2 and a hint.
 pub fn parse() -> Cli {
-    Cli::parse()
+    Cli::from_arg_matches(&tree().get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+/// All commands, as people see them.
+fn tree() -> clap::Command {
+    examples::added_to(Cli::command())
 }
 
 /// Does what was asked and answers with the code to exit with.
@@ -117,4 +125,49 @@ pub async fn run(cli: Cli) -> ExitCode {
 pub fn failed(error: &anyhow::Error) -> ExitCode {
     say::complain(&format!("doorbuster: {error:#}"));
     ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(command: &mut clap::Command, path: &str) {
+        let help = command.render_long_help().to_string();
+        assert!(help.contains("Examples:\n") && help.contains(&format!("  {path}")), "{path}: {help}");
+        for inner in command.get_subcommands_mut().filter(|inner| inner.get_name() != "help") {
+            let path = format!("{path} {}", inner.get_name());
+            check(inner, &path);
+        }
+    }
+
+    #[test]
+    fn help_has_examples_everywhere() {
+        let mut all = tree();
+        all.build();
+        check(&mut all, "doorbuster");
+    }
+
+    /// An example that does not work is worse than none.
+    #[test]
+    fn every_example_is_understood() {
+        fn examples(command: &clap::Command, into: &mut Vec<String>) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            into.extend(
+                help.lines().filter_map(|line| line.strip_prefix("  doorbuster ")).map(str::to_owned),
+            );
+            command.get_subcommands().for_each(|inner| examples(inner, into));
+        }
+        let mut all = Vec::new();
+        examples(&tree(), &mut all);
+        assert!(all.len() > 40, "{all:?}");
+        for example in all {
+            // Without what the shell takes, and what the first help says behind each.
+            let words = example.split(['|', '>', '<']).next().unwrap_or_default();
+            let words = words.split("   ").next().unwrap_or_default().replace('\'', "");
+            let words = std::iter::once("doorbuster").chain(words.split_whitespace());
+            if let Err(error) = tree().try_get_matches_from(words) {
+                panic!("{example}: {error}");
+            }
+        }
+    }
 }

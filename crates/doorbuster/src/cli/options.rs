@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use doorbuster::config::{ConfigError, Settings};
+use doorbuster::config::{ConfigError, Settings, Warning};
+
+use super::say;
 
 #[derive(Clone, Debug, Args)]
 pub struct SettingsOptions {
@@ -26,6 +28,11 @@ impl SettingsOptions {
         flags.extend_from_slice(more);
         Settings::load(self.config.as_deref(), environment(), &flags)
     }
+}
+
+/// Says what was hardly meant, where it does not disturb what is printed.
+pub fn warn_of(warnings: &[Warning]) {
+    warnings.iter().for_each(|warning| say::complain(&format!("warning: {warning}")));
 }
 
 /// What is no text cannot be a setting of ours.

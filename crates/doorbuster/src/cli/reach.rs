@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::client::{Client, throwaway_secret};
-use super::options::SettingsOptions;
+use super::options::{SettingsOptions, warn_of};
 use super::run_file::{RunFile, url};
 use super::serve::bind;
 
@@ -76,6 +76,7 @@ impl ReachOptions {
     /// The server that is named or runs on the data folder; else the folder's settings.
     pub async fn find(&self) -> anyhow::Result<Found> {
         let settings = self.settings.load(&[])?;
+        warn_of(&settings.unknown);
         let key = self.admin_key.clone().map(SecretString::from).or_else(|| settings.admin_key.clone());
         let run_file = RunFile::read(&settings.data_dir);
         if let Some(server) = &self.server {

@@ -2,10 +2,11 @@
 //! lock beside it decides who may use the folder; this file only tells.
 
 use std::io::Write as _;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use doorbuster::guard::reachable;
 use serde::{Deserialize, Serialize};
 
 const NAME: &str = "run.json";
@@ -61,16 +62,6 @@ impl Drop for Written {
 
 pub fn url(address: SocketAddr) -> String {
     format!("http://{address}")
-}
-
-/// "All addresses" is a place to listen, not one to call.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
-    match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
-        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
-        _ => {}
-    }
-    address
 }
 
 #[cfg(test)]

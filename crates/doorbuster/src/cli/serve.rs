@@ -13,7 +13,7 @@ use doorbuster::telemetry::init_logging;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 
-use super::options::SettingsOptions;
+use super::options::{SettingsOptions, warn_of};
 use super::run_file::{RunFile, url};
 use super::signals::Signals;
 use super::{Exit, say};
@@ -46,6 +46,8 @@ impl Serve {
         let warnings = match settings.check() {
             Ok(warnings) => warnings,
             Err(problems) => {
+                // A name with a slip may be what is missing.
+                warn_of(&settings.unknown);
                 problems.iter().for_each(|problem| say::complain(&problem.to_string()));
                 return Ok(Exit::Failed);
             }
@@ -70,10 +72,11 @@ async fn serve(settings: Settings) -> anyhow::Result<Exit> {
     let shutdown = CancellationToken::new();
     let server = Server::start(settings, Clock::system(), listener, operator, shutdown.clone()).await?;
     let run_file = RunFile::of(address, operator_address).write(&data_dir)?;
-    if let Some(address) = operator_address {
-        say::answer(&format!("operator listening on {}", url(address)));
-    }
+    // Scripts wait for this line: nothing that resembles it comes before.
     say::answer(&format!("listening on {}", url(address)));
+    if let Some(address) = operator_address {
+        say::answer(&format!("operator side at {}", url(address)));
+    }
 
     let signalled = async {
         signals.next().await;

@@ -7,24 +7,27 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
+use rules::pass::SECRET_BYTES_MIN;
 use secrecy::{ExposeSecret, SecretString};
+use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
 use super::{Settings, TelemetrySettings};
+use crate::edge::auth;
 use crate::edge::limits::ClientIp;
 use crate::outbox::endpoint::check_types;
 use crate::outbox::rabbit;
 use crate::payment::providers::{NO_SHOP, Providers};
 
 /// Something that must be changed before the product may start.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
     pub key: &'static str,
     pub sentence: String,
 }
 
 /// Something that works and is probably not what was meant.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Warning {
     pub key: &'static str,
     pub sentence: String,
@@ -44,9 +47,6 @@ impl fmt::Display for Warning {
 
 /// What a process can be told to do. Embedded, one process does all of it.
 pub const ROLES: [&str; 6] = ["edge", "desk", "clerk", "sweeper", "courier", "auditor"];
-
-/// HMAC-SHA256 keys shorter than its output are the weakest part of the lock.
-const SHORTEST_SECRET_BYTES: usize = 32;
 
 impl Settings {
     /// All problems, or, if there are none, what deserves a second look.
@@ -68,8 +68,34 @@ impl Settings {
     fn check_secrets(&self, problems: &mut Problems) {
         problems.required_secret("admin_key", "DOORBUSTER_ADMIN_KEY", &self.admin_key);
         problems.required_secret("pass.secret", "DOORBUSTER_PASS__SECRET", &self.pass.secret);
-        problems.long_enough("pass.previous_secret", &self.pass.previous_secret);
-        problems.long_enough("auth.hs256_secret", &self.auth.hs256_secret);
+        if self.is_within_reach() {
+            let short = self.short_secrets().map(|(key, sentence)| Problem { key, sentence });
+            problems.0.extend(short);
+        }
+    }
+
+    /// Secrets that could be guessed.
+    fn short_secrets(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let all = [
+            ("admin_key", &self.admin_key),
+            ("pass.secret", &self.pass.secret),
+            ("pass.previous_secret", &self.pass.previous_secret),
+            ("auth.hs256_secret", &self.auth.hs256_secret),
+        ];
+        let length = |secret: &SecretString| secret.expose_secret().len();
+        let set = all.into_iter().filter_map(move |(key, secret)| Some((key, secret.as_ref().map(length)?)));
+        set.filter(|(_, length)| *length < SECRET_BYTES_MIN).map(|(key, length)| {
+            let sentence = format!(
+                "is {length} bytes long and could be guessed; at least {SECRET_BYTES_MIN} are needed where others \
+                 can reach the server, for example from: openssl rand -hex 32"
+            );
+            (key, sentence)
+        })
+    }
+
+    /// Whether others than this machine reach one of the listeners.
+    fn is_within_reach(&self) -> bool {
+        is_public(&self.listen) || self.operator_listen.as_deref().is_some_and(is_public)
     }
 
     fn check_auth(&self, problems: &mut Problems) {
@@ -88,14 +114,13 @@ impl Settings {
                         "auth.jwks needs it: without an audience a token made for another service would open ours.",
                     );
                 }
-                if jwks.contains("://") && !jwks.starts_with("https://") {
-                    problems.add("auth.jwks", "must be a file or an https:// address.");
+                if let Err(why) = auth::check_jwks(jwks) {
+                    problems.add("auth.jwks", why);
                 }
             }
             (Some(_), None) => {}
         }
-        let is_web = |url: &String| url.starts_with("https://") || url.starts_with("http://");
-        if auth.login_url.as_ref().is_some_and(|url| !is_web(url)) {
+        if auth.login_url.as_deref().is_some_and(|url| !is_web(url)) {
             problems.add("auth.login_url", "must begin with https:// or http://.");
         }
     }
@@ -169,8 +194,7 @@ impl Settings {
 
     /// Reading the keys is the check: what cannot be read here could not verify anything later.
     fn check_payment(&self, problems: &mut Problems) {
-        let is_web = |url: &String| url.starts_with("https://") || url.starts_with("http://");
-        if self.public_url.as_ref().is_some_and(|url| !is_web(url) || url.contains(['?', '#'])) {
+        if self.public_url.as_deref().is_some_and(|url| !is_web(url) || url.contains(['?', '#'])) {
             problems.add("public_url", "must begin with https:// (or http://) and have no ? and no #.");
         }
         match Providers::new(&self.payment, &NO_SHOP) {
@@ -208,8 +232,8 @@ impl Settings {
         const BYTES: &str = "bytes";
         problems.range("drain_s", self.drain_s, 0..=600, SECONDS);
         problems.range("edge_threads", self.edge_threads, 0..=1_024, "threads");
-        problems.range("pass.lead_s", self.pass.lead_s, 0..=3_600, SECONDS);
-        problems.range("pass.ttl_s", self.pass.ttl_s, 10..=86_400, SECONDS);
+        problems.range("pass.lead_s", self.pass.lead_s, 0..=604_800, SECONDS);
+        problems.range("pass.ttl_s", self.pass.ttl_s, 1..=86_400, SECONDS);
         problems.range("limits.limiter_keys", limits.limiter_keys, 8..=100_000_000, "keys");
         problems.range("limits.in_flight", limits.in_flight, 1..=1_000_000, "requests");
         problems.range("limits.waiters", limits.waiters, 0..=10_000_000, "waits");
@@ -256,15 +280,6 @@ impl Settings {
     }
 
     fn check_relations(&self, problems: &mut Problems) {
-        let limits = &self.limits;
-        let too_small = |burst: u32, per_s: u32| burst < per_s;
-        const BURST: &str = "must be at least the rate per second, or that rate could never be reached.";
-        if too_small(limits.per_ip_burst, limits.per_ip_per_s) {
-            problems.add("limits.per_ip_burst", BURST);
-        }
-        if too_small(limits.per_buyer_burst, limits.per_buyer_per_s) {
-            problems.add("limits.per_buyer_burst", BURST);
-        }
         if self.queue.batch > self.queue.capacity {
             problems.add("queue.batch", "must not exceed queue.capacity: such a batch could never gather.");
         }
@@ -278,10 +293,11 @@ impl Settings {
 
     fn warnings(&self) -> Vec<Warning> {
         let limits = &self.limits;
-        let mut warnings = Vec::new();
+        let mut warnings = self.unknown.clone();
+        if !self.is_within_reach() {
+            warnings.extend(self.short_secrets().map(|(key, sentence)| Warning { key, sentence }));
+        }
         let mut warn = |key, sentence: &str| warnings.push(Warning { key, sentence: sentence.to_owned() });
-        let is_public =
-            |text: &str| text.parse::<SocketAddr>().is_ok_and(|address| !address.ip().is_loopback());
         if limits.per_ip_per_s == 0 && limits.per_buyer_per_s == 0 {
             warn("limits", "both rates are off: one script can take the share of a thousand buyers.");
         }
@@ -364,6 +380,14 @@ impl LedgerKind {
     }
 }
 
+fn is_public(address: &str) -> bool {
+    address.parse::<SocketAddr>().is_ok_and(|address| !address.ip().is_loopback())
+}
+
+fn is_web(url: &str) -> bool {
+    url.starts_with("https://") || url.starts_with("http://")
+}
+
 fn same(a: &Option<SecretString>, b: &Option<SecretString>) -> bool {
     a.as_ref().zip(b.as_ref()).is_some_and(|(a, b)| a.expose_secret() == b.expose_secret())
 }
@@ -379,20 +403,8 @@ impl Problems {
     fn required_secret(&mut self, key: &'static str, variable: &str, secret: &Option<SecretString>) {
         if secret.is_none() {
             let sentence = format!(
-                "is missing. Set {variable} to a secret of at least {SHORTEST_SECRET_BYTES} bytes, \
+                "is missing. Set {variable} to a secret of at least {SECRET_BYTES_MIN} bytes, \
                  for example: export {variable}=$(openssl rand -hex 32)"
-            );
-            self.add(key, sentence);
-        }
-        self.long_enough(key, secret);
-    }
-
-    fn long_enough(&mut self, key: &'static str, secret: &Option<SecretString>) {
-        let length = secret.as_ref().map_or(usize::MAX, |secret| secret.expose_secret().len());
-        if length < SHORTEST_SECRET_BYTES {
-            let sentence = format!(
-                "is {length} bytes long and could be guessed; at least {SHORTEST_SECRET_BYTES} are needed, \
-                 for example from: openssl rand -hex 32"
             );
             self.add(key, sentence);
         }
@@ -446,9 +458,6 @@ mod tests {
     #[test]
     fn each_mistake_is_named_with_its_setting() {
         let cases: &[(&str, &str, &str)] = &[
-            ("admin_key=short", "admin_key: ", "5 bytes"),
-            ("pass.secret=0123456789012345678901234567890", "pass.secret: ", "31 bytes"),
-            ("pass.previous_secret=short", "pass.previous_secret: ", "at least 32"),
             ("auth.jwks=/etc/keys.json", "auth: ", "not both"),
             ("auth.login_url=javascript:alert(1)", "auth.login_url: ", "https://"),
             ("listen=8080", "listen: ", "address and a port"),
@@ -464,9 +473,8 @@ mod tests {
             ("roles=edge,desk,clerk,sweeper,courier,auditor,cook", "roles: ", "`cook`"),
             ("roles=edge,desk", "roles: ", "missing: clerk, sweeper, courier, auditor"),
             ("limits.in_flight=0", "limits.in_flight: ", "between 1 and 1000000 requests"),
-            ("limits.per_ip_burst=10", "limits.per_ip_burst: ", "at least the rate"),
-            ("limits.per_buyer_burst=1", "limits.per_buyer_burst: ", "at least the rate"),
-            ("pass.ttl_s=5", "pass.ttl_s: ", "between 10 and 86400 seconds"),
+            ("pass.ttl_s=0", "pass.ttl_s: ", "between 1 and 86400 seconds"),
+            ("pass.lead_s=604801", "pass.lead_s: ", "between 0 and 604800 seconds"),
             ("queue.capacity=100", "queue.batch: ", "queue.capacity"),
             (
                 "payment.stripe.webhook_secrets=whsec_0123456789abcdef0123456789",
@@ -483,6 +491,40 @@ mod tests {
             assert_eq!(said.len(), 1, "{flag}: {said:?}");
             assert!(said[0].starts_with(key) && said[0].contains(sentence), "{flag}: {said:?}");
         }
+    }
+
+    #[test]
+    fn a_secret_that_could_be_guessed_is_refused_where_others_reach_the_server() {
+        let cases = [
+            ("admin_key", "short", "5 bytes"),
+            ("pass.secret", "0123456789012345678901234567890", "31 bytes"),
+            ("pass.previous_secret", "short", "at least 32"),
+            ("auth.hs256_secret", "short", "5 bytes"),
+        ];
+        for (key, secret, sentence) in cases {
+            let flag = format!("{key}={secret}");
+            for public in ["listen=0.0.0.0:80", "operator_listen=0.0.0.0:81", "listen=[::]:80"] {
+                let said = problems(&[&flag, public]);
+                assert!(
+                    said.len() == 1 && said[0].starts_with(key) && said[0].contains(sentence),
+                    "{said:?}"
+                );
+            }
+            let warned = with(&[&flag, "listen=127.0.0.1:0", "operator_listen=[::1]:0"]).check().unwrap();
+            assert!(warned.len() == 1 && warned[0].key == key, "{warned:?}");
+            assert!(warned[0].sentence.contains(sentence), "{warned:?}");
+        }
+        for key in ["admin_key", "pass.secret"] {
+            let said = problems(&[&format!("{key}=")]);
+            assert!(said.len() == 1 && said[0].contains("is missing"), "{said:?}");
+        }
+    }
+
+    #[test]
+    fn a_rate_can_be_raised_alone_and_a_pass_may_be_short_or_early() {
+        let flags = ["limits.per_buyer_per_s=1000", "limits.per_ip_per_s=1000", "limits.per_buyer_burst=1"];
+        assert_eq!(with(&flags).check(), Ok(vec![]));
+        assert_eq!(with(&["pass.ttl_s=1", "pass.lead_s=604800"]).check(), Ok(vec![]));
     }
 
     #[test]
@@ -520,8 +562,8 @@ mod tests {
 
     #[test]
     fn several_problems_come_together() {
-        assert_eq!(problems(&["listen=x", "gate=tape", "pass.ttl_s=5", "roles="]).len(), 3);
-        assert_eq!(problems(&["listen=x", "pass.ttl_s=5", "roles="]).len(), 3);
+        assert_eq!(problems(&["listen=x", "gate=tape", "pass.ttl_s=0", "roles="]).len(), 3);
+        assert_eq!(problems(&["listen=x", "pass.ttl_s=0", "roles="]).len(), 3);
     }
 
     #[test]

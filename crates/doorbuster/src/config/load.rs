@@ -1,14 +1,15 @@
 //! Where settings come from: the built-in defaults, then a file, then the environment, then flags; later wins.
 //!
 //! The default file is also the schema: a name it does not hold is refused, and a value must be of the kind it
-//! shows. Whether values make sense together is not asked here but in `check`.
+//! shows. An unknown name in the environment is only a warning: others write there too, Kubernetes for every service.
+//! Whether values make sense together is not asked here but in `check`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use ::config::{Config, File, FileFormat, Map, Source, Value, ValueKind};
 
-use super::{DEFAULT_TOML, Settings};
+use super::{DEFAULT_TOML, Settings, Warning};
 
 /// Why the settings could not be read. Each says where, what, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -17,10 +18,7 @@ pub enum ConfigError {
     Unreadable { path: PathBuf, reason: String },
     #[error("{0}")]
     Syntax(String),
-    #[error("unknown setting `{key}` in {origin}{}", nearest.as_ref().map_or_else(
-        || ". See config/default.toml for all names".to_owned(),
-        |known| format!("; did you mean `{known}`?")
-    ))]
+    #[error("unknown setting `{key}` in {origin}{}", hint(nearest.as_deref()))]
     Unknown { key: String, origin: String, nearest: Option<String> },
     #[error("`{key}` in {origin} must be {expected}")]
     Kind { key: String, origin: String, expected: &'static str },
@@ -45,17 +43,21 @@ impl Settings {
         overrides: &[String],
     ) -> Result<Self, ConfigError> {
         let defaults = parse(Config::builder().add_source(default_source()))?;
+        let mut known = Vec::new();
+        names(&defaults, "", &mut known);
         let mut builder = Config::builder().add_source(default_source());
         if let Some(path) = file {
             std::fs::metadata(path)
                 .map_err(|e| ConfigError::Unreadable { path: path.into(), reason: e.to_string() })?;
             builder = builder.add_source(File::from(path).format(FileFormat::Toml));
         }
-        builder = builder.add_source(from_env(env)).add_source(from_flags(overrides)?);
+        let (env, unknown) = from_env(env, &known);
+        builder = builder.add_source(env).add_source(from_flags(overrides)?);
         let mut all = parse(builder)?;
-        conform(&mut all, &defaults)?;
+        conform(&mut all, &defaults, "", &known)?;
         let read: Result<Self, _> = Value::from(ValueKind::Table(all)).try_deserialize();
         let mut settings = read.map_err(|e| ConfigError::Other(e.to_string()))?;
+        settings.unknown = unknown;
         settings.fill_in_ledger();
         Ok(settings)
     }
@@ -92,14 +94,29 @@ impl Source for Texts {
     }
 }
 
-fn from_env(env: impl Iterator<Item = (String, String)>) -> Texts {
+/// What the environment sets, and a warning for each name of ours in it that is no setting.
+fn from_env(env: impl Iterator<Item = (String, String)>, known: &[String]) -> (Texts, Vec<Warning>) {
     let ours = env.filter(|(name, _)| !ENV_OF_THE_COMMAND_LINE.contains(&name.as_str()));
-    let texts = ours.filter_map(|(name, text)| {
-        let key = name.strip_prefix(ENV_PREFIX)?.to_lowercase().replace("__", ".");
-        let origin = format!("the environment variable {name}");
-        Some((key, Value::new(Some(&origin), ValueKind::String(text))))
-    });
-    Texts(texts.collect())
+    let (mut texts, mut unknown) = (Texts::default(), Vec::new());
+    for (name, text) in ours {
+        let Some(key) = name.strip_prefix(ENV_PREFIX) else { continue };
+        let key = key.to_lowercase().replace("__", ".");
+        if known.contains(&key) {
+            let origin = format!("the environment variable {name}");
+            texts.0.insert(key, Value::new(Some(&origin), ValueKind::String(text)));
+        } else {
+            let nearest = nearest(&key, known).map(|known| variable(&known));
+            let sentence = format!("{name} sets nothing{}", hint(nearest.as_deref()));
+            unknown.push(Warning { key: "environment", sentence });
+        }
+    }
+    unknown.sort_by(|a, b| a.sentence.cmp(&b.sentence));
+    (texts, unknown)
+}
+
+/// How the environment calls a setting.
+fn variable(key: &str) -> String {
+    format!("{ENV_PREFIX}{}", key.replace('.', "__").to_uppercase())
 }
 
 fn from_flags(flags: &[String]) -> Result<Texts, ConfigError> {
@@ -114,18 +131,7 @@ fn from_flags(flags: &[String]) -> Result<Texts, ConfigError> {
 }
 
 /// Refuses names and kinds that the defaults do not show, and reads texts as the kind they should be.
-fn conform(all: &mut Table, defaults: &Table) -> Result<(), ConfigError> {
-    let mut known = Vec::new();
-    names(defaults, "", &mut known);
-    conform_level(all, defaults, "", &known)
-}
-
-fn conform_level(
-    level: &mut Table,
-    defaults: &Table,
-    above: &str,
-    known: &[String],
-) -> Result<(), ConfigError> {
+fn conform(level: &mut Table, defaults: &Table, above: &str, known: &[String]) -> Result<(), ConfigError> {
     for (name, value) in level {
         let key = format!("{above}{name}");
         let origin = value.origin().unwrap_or("the settings").to_owned();
@@ -133,7 +139,7 @@ fn conform_level(
             return Err(unknown(first_leaf(&key, value), origin_of_leaf(value).unwrap_or(origin), known));
         };
         if let (ValueKind::Table(inner), ValueKind::Table(defaults)) = (&mut value.kind, &default.kind) {
-            conform_level(inner, defaults, &format!("{key}."), known)?;
+            conform(inner, defaults, &format!("{key}."), known)?;
             continue;
         }
         let given = std::mem::take(&mut value.kind);
@@ -190,11 +196,23 @@ fn split_list(text: &str) -> ValueKind {
 }
 
 fn unknown(key: String, origin: String, known: &[String]) -> ConfigError {
+    let nearest = nearest(&key, known);
+    ConfigError::Unknown { key, origin, nearest }
+}
+
+fn hint(nearest: Option<&str>) -> String {
+    match nearest {
+        Some(known) => format!("; did you mean `{known}`?"),
+        None => ". See config/default.toml for all names".to_owned(),
+    }
+}
+
+fn nearest(key: &str, known: &[String]) -> Option<String> {
     /// Below this similarity a suggestion confuses more than it helps.
     const CLOSE: f64 = 0.8;
-    let by_closeness = known.iter().map(|name| (closeness(name, &key), name));
+    let by_closeness = known.iter().map(|name| (closeness(name, key), name));
     let nearest = by_closeness.filter(|(close, _)| *close >= CLOSE).max_by(|a, b| a.0.total_cmp(&b.0));
-    ConfigError::Unknown { key, origin, nearest: nearest.map(|(_, name)| name.clone()) }
+    nearest.map(|(_, name)| name.clone())
 }
 
 /// A right name in the wrong section is as close as a slip of the finger.
@@ -292,11 +310,9 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_refused_with_its_place_and_the_nearest_name() {
-        let in_env = error(None, &[("DOORBUSTER_LIMITS__INFLIGHT", "1")], &[]);
         assert_eq!(
-            in_env,
-            "unknown setting `limits.inflight` in the environment variable DOORBUSTER_LIMITS__INFLIGHT; \
-             did you mean `limits.in_flight`?"
+            error(None, &[], &["limits.inflight=1"]),
+            "unknown setting `limits.inflight` in the flag limits.inflight; did you mean `limits.in_flight`?"
         );
         assert!(error(None, &[], &["lissten=1"]).ends_with("did you mean `listen`?"));
         assert!(error(None, &[], &["in_flight=1"]).ends_with("in_flight`?"), "right name, wrong section");
@@ -304,6 +320,31 @@ mod tests {
         let in_file = error(Some("[limit]\nwaiters = 1\n"), &[], &[]);
         assert!(in_file.contains("`limit.waiters`") && in_file.contains(".toml"), "{in_file}");
         assert!(in_file.ends_with("did you mean `limits.waiters`?"), "{in_file}");
+    }
+
+    #[test]
+    fn an_unknown_name_in_the_environment_is_a_warning_with_the_nearest_name() {
+        let env = [
+            ("DOORBUSTER_LIMITS__INFLIGHT", "hunter2"),
+            ("DOORBUSTER_PORT", "tcp://10.0.0.1:8080"),
+            ("DOORBUSTER_SERVICE_HOST", "10.0.0.1"),
+            ("DOORBUSTER_LISTEN__ADDRESS", "here"),
+            ("DOORBUSTER_DRAIN_S", "7"),
+        ];
+        let mut settings = load(None, &env, &[]).unwrap();
+        assert_eq!((settings.drain_s, settings.limits.in_flight), (7, 4_096));
+        let said: Vec<String> = settings.unknown.iter().map(ToString::to_string).collect();
+        assert_eq!(said.len(), 4, "{said:?}");
+        assert_eq!(
+            said[0],
+            "environment: DOORBUSTER_LIMITS__INFLIGHT sets nothing; did you mean `DOORBUSTER_LIMITS__IN_FLIGHT`?"
+        );
+        assert!(said[3].starts_with("environment: DOORBUSTER_SERVICE_HOST sets nothing"), "{said:?}");
+        for secret in [&mut settings.admin_key, &mut settings.pass.secret, &mut settings.auth.hs256_secret] {
+            *secret = Some("0123456789abcdef0123456789abcdef".into());
+        }
+        let warned = settings.check().unwrap();
+        assert!(settings.unknown.iter().all(|unknown| warned.contains(unknown)), "{warned:?}");
     }
 
     #[test]

@@ -51,6 +51,9 @@ pub struct Settings {
     pub broker: BrokerSettings,
     pub audit: AuditSettings,
     pub telemetry: TelemetrySettings,
+    /// Names of ours in the environment that are no settings.
+    #[serde(skip)]
+    pub unknown: Vec<Warning>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]

@@ -165,6 +165,21 @@ impl<T: DeserializeOwned> FromRequestParts<Arc<App>> for QueryOf<T> {
     }
 }
 
+/// Entries of a list when its reader does not say, and at most.
+const PAGE_DEFAULT: u32 = 50;
+const PAGE_MAX: u32 = 200;
+
+/// `?limit=`: how many entries a page has.
+pub fn page_limit(limit: Option<&str>) -> Result<u32, Refusal> {
+    let Some(limit) = limit else { return Ok(PAGE_DEFAULT) };
+    let limit: u32 = parse_named("limit", limit)?;
+    if (1..=PAGE_MAX).contains(&limit) {
+        Ok(limit)
+    } else {
+        Err(Refusal::field("limit", format_args!("must lie between 1 and {PAGE_MAX}")))
+    }
+}
+
 /// A value with a name, or `422` that names it.
 pub fn parse_named<T: FromStr<Err: Display>>(name: &str, text: &str) -> Result<T, Refusal> {
     text.parse().map_err(|error| Refusal::field(name, error))

@@ -44,8 +44,10 @@ pub struct TooFast {
 impl Buckets {
     /// `per_s` requests per second and key, after `burst` at once. `per_s` = 0 switches the limit off: then
     /// nothing is allocated and nothing is counted. `keys` is how many keys are told apart, 16 bytes each.
+    ///
+    /// A burst below the rate would hold that rate back, so it counts as the rate: who raises the rate alone gets it.
     pub fn new(per_s: u32, burst: u32, keys: usize) -> Self {
-        Self::with_clock(per_s, burst, keys, QuantaClock::default())
+        Self::with_clock(per_s, burst.max(per_s), keys, QuantaClock::default())
     }
 }
 

@@ -62,6 +62,13 @@ impl From<LedgerError> for Refusal {
                 tracing::error!(%reason, "a request has an unknown outcome");
                 Self::new(Code::Unsure)
             }
+            LedgerError::NotFollowed(reason) => {
+                tracing::warn!(%reason, "a change is in the ledger, but gate and catalogue did not follow");
+                Self::detail(
+                    Code::Unsure,
+                    "It is written down, but not in force yet. Please ask for the same again: that is harmless.",
+                )
+            }
             LedgerError::Failed(error) => {
                 tracing::error!(%error, "a request failed");
                 Self::new(Code::Internal)

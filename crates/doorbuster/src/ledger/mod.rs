@@ -37,6 +37,10 @@ pub enum LedgerError {
     /// It may or may not have happened; the process must stop and read its files again.
     #[error("the outcome of a ledger transaction is unknown: {0}")]
     Unknown(String),
+    /// The change is in the ledger, and what follows from it elsewhere could not be done. Whoever asked must look, or
+    /// ask again, which is harmless.
+    #[error("the change is in the ledger, but could not be followed: {0}")]
+    NotFollowed(String),
     /// A defect or a damaged file.
     #[error("the ledger failed: {0}")]
     Failed(#[from] anyhow::Error),
@@ -63,6 +67,15 @@ impl LedgerError {
                     || error.is::<rules::order::IllegalTransition>()
                     || error.is::<rules::payment::IllegalTransition>()
             }
+        }
+    }
+
+    /// As it is told once something is committed: from then on nobody may hear that nothing happened.
+    #[must_use]
+    pub fn after_commit(self) -> Self {
+        match self {
+            Self::Unavailable(reason) => Self::NotFollowed(reason),
+            other @ (Self::Unknown(_) | Self::NotFollowed(_) | Self::Failed(_)) => other,
         }
     }
 }

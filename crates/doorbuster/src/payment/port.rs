@@ -2,7 +2,7 @@
 //! the way from their words to the ledger's. Decides nothing about orders and writes nothing down.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use super::providers::{
 use super::sandbox::{Sandbox, SandboxWord};
 use crate::clock::Clock;
 use crate::config::Settings;
+use crate::guard;
 use crate::ledger::money::{Names, Notice, Payment, RefundFailure, Told};
 
 /// How long a provider may take to answer, at a deadline, whether a payment was paid.
@@ -168,13 +169,7 @@ impl Port {
     /// The address of the buyers' listener, as this machine reaches it.
     #[must_use]
     pub fn home(&self) -> Option<SocketAddr> {
-        let mut home = *self.home.get()?;
-        match home.ip() {
-            IpAddr::V4(ip) if ip.is_unspecified() => home.set_ip(Ipv4Addr::LOCALHOST.into()),
-            IpAddr::V6(ip) if ip.is_unspecified() => home.set_ip(Ipv6Addr::LOCALHOST.into()),
-            IpAddr::V4(_) | IpAddr::V6(_) => {}
-        }
-        Some(home)
+        self.home.get().copied().map(guard::reachable)
     }
 
     /// Whether only this machine reaches the buyers' listener, as far as the settings say: a public address elsewhere

@@ -17,25 +17,26 @@ type Shard = Mutex<IdMap<OrderId, Arc<Claim>>>;
 #[derive(Debug)]
 pub struct Unrecorded {
     shards: Box<[Shard]>,
+    /// Claims for late money. Their orders are in the ledger, and their buyers see them there.
+    reviving: Shard,
 }
 
 impl Default for Unrecorded {
     fn default() -> Self {
-        Self { shards: std::iter::repeat_with(Mutex::default).take(SHARDS).collect() }
+        let shards = std::iter::repeat_with(Mutex::default).take(SHARDS).collect();
+        Self { shards, reviving: Mutex::default() }
     }
 }
 
 impl Unrecorded {
-    /// A claim for late money is none of these: its order is in the ledger, and its buyer sees it there.
     pub fn insert(&self, claim: &Arc<Claim>) {
-        if claim.revives.is_some() {
-            return;
-        }
-        if let Some(shard) = self.shard(claim.order) {
+        let shard = if claim.revives.is_some() { Some(&self.reviving) } else { self.shard(claim.order) };
+        if let Some(shard) = shard {
             shard.lock().insert(claim.order, Arc::clone(claim));
         }
     }
 
+    /// The claim of an order that the ledger does not have; one for late money is none of these.
     #[must_use]
     pub fn get(&self, order: OrderId) -> Option<Arc<Claim>> {
         self.shard(order)?.lock().get(&order).map(Arc::clone)
@@ -44,16 +45,23 @@ impl Unrecorded {
     /// To be called after the ledger's commit (or the roll-back of the grant), so that an order is always to be
     /// found in one place or the other.
     pub fn remove(&self, order: OrderId) {
-        if let Some(shard) = self.shard(order) {
-            shard.lock().remove(&order);
+        let claim = self.shard(order).and_then(|shard| shard.lock().remove(&order));
+        if claim.is_none() {
+            self.reviving.lock().remove(&order);
         }
     }
 
-    /// Visits every claim in here; short work only, a shard is locked meanwhile.
+    /// Visits every claim whose order the ledger does not have; short work only, a shard is locked meanwhile.
     pub fn visit(&self, mut visit: impl FnMut(&Claim)) {
         for shard in &self.shards {
             shard.lock().values().for_each(|claim| visit(claim));
         }
+    }
+
+    /// The same, and those for late money.
+    pub fn visit_all(&self, mut visit: impl FnMut(&Claim)) {
+        self.visit(&mut visit);
+        self.reviving.lock().values().for_each(|claim| visit(claim));
     }
 
     /// The claims of one buyer, newest first. Ids carry their buyer's bucket, so the others are passed over without
@@ -75,5 +83,46 @@ impl Unrecorded {
         // The random bits of the id: neighbours in time must not meet in one shard.
         let random = usize::try_from((order.0 >> 32) & 0xffff).unwrap_or(0);
         self.shards.get(random % SHARDS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rules::id::{OfferId, PaymentId};
+    use rules::time::UnixMs;
+
+    use super::super::Revive;
+    use super::*;
+
+    #[test]
+    fn late_money_is_on_its_way_but_hides_no_order_of_the_ledger() {
+        let unrecorded = Unrecorded::default();
+        let ann = BuyerId::parse("ann").unwrap();
+        let claim = |order, revives| {
+            Arc::new(Claim {
+                order: OrderId(order),
+                offer: OfferId(1),
+                buyer: ann.clone(),
+                quantity: 2,
+                claimed_at: UnixMs(0),
+                pass_expires_at: UnixMs(1),
+                revives,
+            })
+        };
+        let reviving = claim(7, Some(Revive { payment: PaymentId(3), closing_seq: 3 }));
+        unrecorded.insert(&reviving);
+        unrecorded.insert(&claim(8, None));
+        let units = |visit: &dyn Fn(&mut dyn FnMut(&Claim))| {
+            let mut units = 0;
+            visit(&mut |claim| units += claim.quantity);
+            units
+        };
+        let (new, all) = (|| units(&|see| unrecorded.visit(see)), || units(&|see| unrecorded.visit_all(see)));
+        assert_eq!((new(), all()), (2, 4));
+        assert!(unrecorded.get(reviving.order).is_none(), "its buyer sees the order of the ledger");
+        unrecorded.remove(reviving.order);
+        assert_eq!((new(), all()), (2, 2));
+        unrecorded.remove(OrderId(8));
+        assert_eq!((new(), all()), (0, 0));
     }
 }

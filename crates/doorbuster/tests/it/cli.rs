@@ -116,21 +116,16 @@ fn serve_without_secrets_is_refused_and_each_is_named() {
 fn serve_says_where_it_listens_and_ends_in_order_when_asked() {
     let shop = Shop::new();
     let server = shop.start(&["--set", "operator_listen=127.0.0.1:0"]);
-    let line = server.wait_for_line("listening on", PATIENCE).unwrap();
-    let operator = server.wait_for_line("operator listening on", PATIENCE).unwrap();
+    let line = server.wait_for_line("listening on http://", PATIENCE).unwrap();
+    let operator = server.wait_for_line("operator side at ", PATIENCE).unwrap();
     let run_file = shop.folder.path().join("run.json");
     let told: Value = serde_json::from_slice(&std::fs::read(&run_file).unwrap()).unwrap();
     assert_eq!(line, format!("listening on {}", told["url"].as_str().unwrap()));
-    assert_eq!(operator, format!("operator listening on {}", told["operator_url"].as_str().unwrap()));
+    assert_eq!(operator, format!("operator side at {}", told["operator_url"].as_str().unwrap()));
     assert_eq!(told["pid"], server.id());
     server.terminate().unwrap();
     let ended = end(&server).expect(0);
-    assert_eq!(
-        ended.out.lines().count(),
-        2,
-        "standard output carries the lines and nothing else: {}",
-        ended.out
-    );
+    assert_eq!(ended.out, format!("{line}\n{operator}\n"), "standard output carries nothing else");
     assert!(!run_file.exists());
 }
 
@@ -150,8 +145,25 @@ fn a_second_process_on_the_same_folder_is_refused_in_a_sentence() {
     let refused = end(&shop.start(&[])).expect(1);
     let sentence = format!("another doorbuster (process {}) uses the data folder", first.id());
     assert!(refused.err.contains(&sentence), "{}", refused.err);
-    let refused = shop.run(&["migrate"]).expect(1);
-    assert!(refused.err.contains(&sentence), "{}", refused.err);
+}
+
+#[test]
+fn migrate_beside_a_running_server_says_that_it_is_done() {
+    let shop = Shop::new();
+    let server = shop.started();
+    let said = shop.run(&["migrate"]).expect(0).out;
+    assert!(said.contains("brought its tables up to date when it started"), "{said}");
+    let told: Value =
+        serde_json::from_slice(&std::fs::read(shop.folder.path().join("run.json")).unwrap()).unwrap();
+    assert_eq!(shop.run_json(&["migrate"]), json!({"server": told["operator_url"]}));
+    let url = told["url"].as_str().unwrap();
+    assert!(run(&["migrate", "--server", url]).expect(0).out.contains(url));
+    server.kill().unwrap();
+    server.wait(PATIENCE).unwrap();
+    let said = shop.run(&["migrate"]).expect(0).out;
+    assert!(said.contains("ledger: already at version"), "a dead server is not believed: {said}");
+    let refused = run(&["migrate", "--server", url]).expect(1);
+    assert!(refused.err.contains("no answer from"), "{}", refused.err);
 }
 
 #[test]
@@ -182,6 +194,44 @@ fn settings_are_checked_and_printed_without_their_secrets() {
     assert!(missing.err.contains("/nowhere/shop.toml cannot be read"), "{}", missing.err);
     let default = run(&["config", "default"]).expect(0);
     assert_eq!(default.out.trim_end(), doorbuster::config::DEFAULT_TOML.trim_end());
+}
+
+#[test]
+fn settings_are_checked_and_printed_for_scripts() {
+    let shop = Shop::new();
+    let clean = json!({"problems": [], "warnings": []});
+    assert_eq!(shop.run_json(&["config", "check"]), clean);
+    let wrong = ["config", "check", "--json", "--set", "limits.in_flight=0", "--set", "drain_s=9999"];
+    let wrong = shop.run(&wrong).expect(1).json();
+    let keys: Vec<_> = wrong["problems"].as_array().unwrap().iter().map(|problem| &problem["key"]).collect();
+    assert_eq!(keys, ["drain_s", "limits.in_flight"]);
+    assert!(wrong["problems"][0]["sentence"].as_str().unwrap().contains("9999"), "{wrong}");
+    let unknown = shop.run(&["config", "check", "--json", "--set", "lissten=1"]).expect(1).json();
+    assert!(unknown["problems"][0]["sentence"].as_str().unwrap().contains("did you mean `listen`?"));
+    let printed = shop.run_json(&["config", "print", "--set", "limits.in_flight=77"]);
+    assert_eq!((&printed["limits"]["in_flight"], &printed["admin_key"]), (&json!(77), &json!("(set)")));
+    let text = shop.run(&["config", "print", "--set", "limits.in_flight=77"]).expect(0).out;
+    assert_eq!(serde_json::to_value(text.parse::<toml::Table>().unwrap()).unwrap(), printed);
+}
+
+#[test]
+fn a_variable_that_is_no_setting_is_a_warning() {
+    let shop = Shop::new();
+    let strange = |args: &[&str]| {
+        let args = with_secrets(program(args).args(["--data-dir", shop.path()]));
+        let args = args.env("DOORBUSTER_SERVICE_HOST", "10.0.0.1").env("DOORBUSTER_LIMITS__INFLIGHT", "7");
+        args.start().unwrap()
+    };
+    let checked = end(&strange(&["config", "check", "--json"])).expect(0).json();
+    assert_eq!(checked["warnings"].as_array().unwrap().len(), 2, "{checked}");
+    let made = end(&strange(&["migrate"])).expect(0);
+    assert!(made.err.contains("did you mean `DOORBUSTER_LIMITS__IN_FLIGHT`?"), "{}", made.err);
+    let listed = end(&strange(&["sale", "list"])).expect(0);
+    assert!(listed.err.contains("DOORBUSTER_SERVICE_HOST sets nothing"), "{}", listed.err);
+    let server = strange(&["serve", "--listen", "127.0.0.1:0"]);
+    server.wait_for_line("listening on http://127.0.0.1:", PATIENCE).unwrap();
+    server.terminate().unwrap();
+    assert!(end(&server).expect(0).err.contains("DOORBUSTER_SERVICE_HOST sets nothing"));
 }
 
 #[test]
@@ -218,25 +268,9 @@ fn wrong_usage_ends_with_code_two() {
 }
 
 #[test]
-fn help_has_examples_everywhere() {
-    for command in [
-        "demo",
-        "serve",
-        "sale",
-        "preheat",
-        "events",
-        "webhooks",
-        "migrate",
-        "config",
-        "openapi",
-        "completions",
-    ] {
-        let help = run(&[command, "--help"]).expect(0).out;
-        assert!(
-            help.contains(&format!("doorbuster {command}")) && help.contains("Examples:"),
-            "{command}: {help}"
-        );
-    }
+fn help_of_commands_within_commands_has_examples() {
+    let help = run(&["sale", "create", "--help"]).expect(0).out;
+    assert!(help.contains("Examples:\n  doorbuster sale create night.json"), "{help}");
 }
 
 #[test]

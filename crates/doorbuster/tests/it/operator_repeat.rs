@@ -160,10 +160,12 @@ async fn a_crash_between_the_sale_and_its_answer_makes_no_second_sale() {
     let start = |crash_at| start(folder.path(), crash_at);
     let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(20)).build().unwrap();
     let body = draft(5);
-    let (_process, url) = start(Some("desk.acted"));
+    let (dying, url) = start(Some("desk.acted"));
     let request = client.post(format!("{url}/admin/v1/sales")).bearer_auth(ADMIN_KEY);
     let died = request.header("idempotency-key", "k").json(&body).send().await;
     assert!(died.is_err(), "the process was told to die before it answers");
+    // Its sockets are gone before its lock is.
+    dying.wait(Duration::from_secs(30)).unwrap();
 
     let (_process, url) = start(None);
     let list = client.get(format!("{url}/admin/v1/sales")).bearer_auth(ADMIN_KEY);

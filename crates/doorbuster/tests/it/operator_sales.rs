@@ -1,8 +1,12 @@
 //! Sales and offers as their operator makes, changes and throws them away.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use doorbuster::clock::Clock;
+use doorbuster::ledger::sqlite::Remembered;
+use futures_util::FutureExt as _;
 use rules::time::UnixMs;
 use serde_json::{Value, json};
 
@@ -319,9 +323,10 @@ async fn published_offers_change_only_how_they_are_described() {
     let sale = app.open_sale(5).await;
     let path = format!("/admin/v1/sales/{}/offers", sale.id);
     let offer = format!("{path}/{}", sale.offer());
-    let described = json!({"name": "Better", "description": "words", "image": "/b.png"});
-    assert_eq!(app.operate("PATCH", &offer, Some(&described), 200).await["name"], "Better");
+    let described = json!({"description": "words", "image": "/b.png"});
+    assert_eq!(app.operate("PATCH", &offer, Some(&described), 200).await["description"], "words");
     for (body, field) in [
+        (json!({"name": "Better"}), "name"),
         (json!({"stock": 6}), "stock"),
         (json!({"max_per_order": 1}), "max_per_order"),
         (json!({"price": {"amount": 1, "currency": "CNY"}}), "price"),
@@ -424,4 +429,38 @@ async fn a_restart_keeps_everything() {
     assert_eq!(orders["items"][0]["quantity"], 2);
     let bob = app.buyer("bob");
     assert_eq!(bob.buy_with(sale.offer(), &bob.mint(sale.offer()), 1, 409).await["code"], "paused");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_is_committed_and_not_followed_is_told_as_unsure() {
+    let app = TestApp::start().await;
+    let sold = app.open_sale(1).await;
+    let ann = app.buyer("ann");
+    ann.buy_with(sold.offer(), &ann.mint(sold.offer()), 1, 202).await;
+    app.settled().await;
+    let (path, sale) = make(&app, &draft(5)).await;
+    let id = sale["id"].as_str().unwrap().parse().unwrap();
+
+    // Every reader of the ledger stops at that order until `go` is dropped, and the line behind them is full.
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let wait = Arc::new((AtomicUsize::new(0), std::sync::Mutex::new(wait)));
+    for _ in 0..3 {
+        let wait = Arc::clone(&wait);
+        let stop = move |_: &Remembered<'_>| {
+            wait.0.fetch_add(1, Ordering::SeqCst);
+            let _ = wait.1.lock().unwrap().recv();
+        };
+        assert!(app.app.ledger.remembered_orders(UnixMs(0), stop).now_or_never().is_none());
+    }
+    eventually("every reader has stopped", async || wait.0.load(Ordering::SeqCst) == 3).await;
+    while !matches!(app.app.ledger.sale(id).now_or_never(), Some(Err(_))) {}
+
+    let problem = app.operate("POST", &format!("{path}/publish"), None, 503).await;
+    assert_eq!(problem["code"], "unsure", "it is published, so `busy` would be a lie: {problem}");
+    drop(go);
+    while app.app.ledger.sale(id).await.is_err() {}
+    assert_eq!(app.operate("GET", &path, None, 200).await["state"], "published");
+    app.operate("POST", &format!("{path}/publish"), None, 200).await;
+    let offer = sale["offers"][0]["id"].as_str().unwrap();
+    ann.buy_with(offer, &ann.mint(offer), 1, 202).await;
 }

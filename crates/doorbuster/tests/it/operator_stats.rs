@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use doorbuster::ledger::Cancelled;
+use doorbuster::queue::{Claim, Revive};
 use futures_util::StreamExt as _;
 use rules::buyer::BuyerId;
+use rules::id::PaymentId;
 use serde_json::{Value, json};
 
 use crate::app::{ADMIN_KEY, TestApp};
@@ -47,6 +50,44 @@ async fn at_every_moment_of_a_rush_the_units_add_up_to_the_stock() {
     let listed = app.operate("GET", "/admin/v1/orders?state=awaiting_payment&limit=200", None, 200).await;
     assert_eq!(stats["offers"][0]["held"], listed["items"].as_array().unwrap().len());
     assert_eq!(stats["funnel"]["tries"], 300);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn units_on_their_way_back_or_to_late_money_are_counted() {
+    let app = TestApp::start().await;
+    let sale = app.open_sale(5).await;
+    let ann = app.buyer("ann");
+    let order = ann.buy_with(sale.offer(), &ann.mint(sale.offer()), 1, 202).await;
+    app.settled().await;
+    let numbers = async || {
+        let stats = app.stats(&sale).await;
+        let units = ["free", "held", "returning"].map(|name| stats["offers"][0][name].as_u64().unwrap());
+        (units, stats["queue"]["depth"].as_u64().unwrap())
+    };
+    assert_eq!(numbers().await, ([4, 1, 0], 0));
+
+    let id = order["id"].as_str().unwrap().parse().unwrap();
+    let buyer = BuyerId::parse("ann").unwrap();
+    let cancelled = app.app.ledger.cancel_order(id, buyer.clone(), app.app.clock.now()).await.unwrap();
+    let Cancelled::Closed { released, .. } = cancelled else { panic!("{cancelled:?}") };
+    assert_eq!(numbers().await, ([4, 0, 1], 1), "it is in the ledger, and not yet at the gate");
+    app.app.give_back(&released);
+    assert_eq!(numbers().await, ([5, 0, 0], 0));
+    app.app.give_back(&released);
+    assert_eq!(numbers().await, ([5, 0, 0], 0), "again is harmless");
+
+    let offer = sale.offer().parse().unwrap();
+    let gate = app.app.gate.memory.offer(offer).unwrap();
+    app.app.gate.memory.surrender(&gate, 1).unwrap();
+    let now = app.app.clock.now();
+    let revives = Some(Revive { payment: PaymentId(1), closing_seq: released.order.seq });
+    let claim =
+        Claim { order: id, offer, buyer, quantity: 1, claimed_at: now, pass_expires_at: now, revives };
+    app.app.gate.unrecorded.insert(&Arc::new(claim));
+    assert_eq!(numbers().await, ([4, 1, 0], 0), "late money holds what it has found");
+    app.app.gate.unrecorded.remove(id);
+    app.app.gate.memory.take_back(&gate, 1);
+    assert_eq!(numbers().await, ([5, 0, 0], 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]

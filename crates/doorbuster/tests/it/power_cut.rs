@@ -150,7 +150,9 @@ mod heavy {
         match answer {
             Ok(answer) if is_done(&answer) => Made::Yes,
             Ok(_) | Err(LedgerError::Unavailable(_)) => Made::No,
-            Err(LedgerError::Unknown(_) | LedgerError::Failed(_)) => Made::Unsure,
+            Err(LedgerError::Unknown(_) | LedgerError::NotFollowed(_) | LedgerError::Failed(_)) => {
+                Made::Unsure
+            }
         }
     }
 

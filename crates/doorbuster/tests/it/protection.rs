@@ -351,6 +351,20 @@ async fn a_buyer_who_tries_too_fast_is_told_when_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_raises_a_rate_alone_gets_it() {
+    let app = TestApp::with(&["limits.per_buyer_per_s=1000", "limits.per_ip_per_s=1000"]).await;
+    for _ in 0..101 {
+        app.call("GET", "/api/v1/time", None, None, 200).await;
+    }
+    let sale = app.open_sale(0).await;
+    let ann = app.buyer("ann");
+    for _ in 0..20 {
+        let problem = ann.buy_with(sale.offer(), &ann.mint(sale.offer()), 1, 409).await;
+        assert_code(&problem, "sold_out");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn only_a_trusted_proxy_says_who_the_client_is() {
     let limits = ["limits.per_ip_per_s=1", "limits.per_ip_burst=1"];
     let status = async |app: &TestApp, chain: &str| {

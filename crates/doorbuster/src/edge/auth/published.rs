@@ -44,19 +44,20 @@ pub(super) enum Source {
 }
 
 impl Source {
+    /// Whether keys can come from there; the reason reads on after the setting's name.
     pub fn check(jwks: &str) -> Result<(), String> {
         if !jwks.contains("://") {
             return Ok(());
         }
         match Url::parse(jwks) {
             Ok(url) if url.scheme() == "https" => Ok(()),
-            Ok(_) => Err("`auth.jwks` must be an https URL or the path of a file".into()),
-            Err(error) => Err(format!("`auth.jwks` is no URL: {error}")),
+            Ok(_) => Err("must be a file or an https:// address.".into()),
+            Err(error) => Err(format!("is no address: {error}.")),
         }
     }
 
     pub fn parse(jwks: &str) -> anyhow::Result<Self> {
-        Self::check(jwks).map_err(anyhow::Error::msg)?;
+        Self::check(jwks).map_err(|why| anyhow::anyhow!("`auth.jwks` {why}"))?;
         if !jwks.contains("://") {
             return Ok(Self::File(PathBuf::from(jwks)));
         }

@@ -5,14 +5,8 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use crate::edge::extract::parse_named;
+use crate::edge::extract::{page_limit, parse_named};
 use crate::edge::refusal::Refusal;
-
-/// Most items of one page.
-const ITEMS_MAX: u32 = 200;
-
-/// Items of a page whose reader does not say.
-const ITEMS_DEFAULT: u32 = 50;
 
 #[derive(Clone, Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -27,13 +21,7 @@ pub struct PageQuery {
 
 impl PageQuery {
     pub fn limit(&self) -> Result<u32, Refusal> {
-        let Some(text) = &self.limit else { return Ok(ITEMS_DEFAULT) };
-        let limit = parse_named("limit", text)?;
-        if (1..=ITEMS_MAX).contains(&limit) {
-            Ok(limit)
-        } else {
-            Err(Refusal::field("limit", format!("must lie between 1 and {ITEMS_MAX}")))
-        }
+        page_limit(self.limit.as_deref())
     }
 
     pub fn cursor<T: FromStr<Err: Display>>(&self) -> Result<Option<T>, Refusal> {

@@ -5,7 +5,6 @@
 use std::io;
 use std::sync::Arc;
 
-use anyhow::ensure;
 use aws_lc_rs::hmac;
 use rules::sale::ChallengeKind;
 use rules::time::UnixMs;
@@ -31,9 +30,6 @@ use spent::Spent;
 
 /// The largest solution that is looked at, in bytes of JSON. A proof of work has about 700.
 pub const MAX_SOLUTION_BYTES: usize = 4 * 1024;
-
-/// The shortest secret challenges are sealed with, in bytes.
-const MIN_SECRET_BYTES: usize = 32;
 
 /// A challenge as the buyer sees it.
 #[derive(Clone, Debug, Serialize)]
@@ -86,11 +82,6 @@ impl Challenges {
     /// Nodes that share `secret` accept each other's challenges, but each remembers only what itself saw
     /// answered.
     pub fn new(settings: &ChallengeSettings, secret: &[u8], clock: Clock) -> anyhow::Result<Self> {
-        ensure!(
-            secret.len() >= MIN_SECRET_BYTES,
-            "the secret of challenges has {} bytes; it needs at least {MIN_SECRET_BYTES}",
-            secret.len()
-        );
         let root = hmac::Key::new(hmac::HMAC_SHA256, secret);
         Ok(Self {
             life_s: settings.life_s,

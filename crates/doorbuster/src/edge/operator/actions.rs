@@ -15,6 +15,7 @@ use crate::app::App;
 use crate::edge::extract::IdPath;
 use crate::edge::refusal::{Answer, Refusal, json};
 use crate::images::Which;
+use crate::ledger::LedgerError;
 
 /// Shows the sale to buyers and preheats it. It sells from its `opens_at` on.
 ///
@@ -26,7 +27,7 @@ use crate::images::Which;
 )]
 pub async fn publish(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<SaleId>) -> Answer {
     let sale = done(app.act_on_sale(id, SaleAction::Publish).await?)?;
-    app.copy_images(&sale, Which::All).await?;
+    app.copy_images(&sale, Which::All).await.map_err(LedgerError::after_commit)?;
     Ok(json(StatusCode::OK, &operator_sale(&app, &sale)))
 }
 

@@ -42,7 +42,7 @@ use utoipa_axum::routes;
 
 use super::answer::Extra;
 use super::body;
-use super::extract::{Operator, parse_json, parse_named, read_within};
+use super::extract::{Operator, page_limit, parse_json, read_within};
 use super::refusal::Refusal;
 use crate::app::App;
 use crate::ledger::Changed;
@@ -51,10 +51,6 @@ pub use repeat::{KeysUnderWay, answer_once};
 
 /// Longest body of an operator's request, in bytes: a sale of 1,000 offers with long descriptions fits.
 const OPERATOR_BODY_BYTES_MAX: usize = 8 * 1_024 * 1_024;
-
-/// Entries of a list when the operator does not say, and at most.
-const PAGE_DEFAULT: u32 = 50;
-const PAGE_MAX: u32 = 200;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -144,17 +140,6 @@ fn done<T>(changed: Changed<T>) -> Result<T, Refusal> {
 fn not_editable(error: FieldError) -> Refusal {
     let detail = Some(error.to_string());
     Refusal::with(Code::NotEditable, Extra { detail, field: Some(error.field), ..Extra::default() })
-}
-
-/// `?limit=`: how many entries a page has.
-fn page_limit(limit: Option<&str>) -> Result<u32, Refusal> {
-    let Some(limit) = limit else { return Ok(PAGE_DEFAULT) };
-    let limit: u32 = parse_named("limit", limit)?;
-    if (1..=PAGE_MAX).contains(&limit) {
-        Ok(limit)
-    } else {
-        Err(Refusal::field("limit", format_args!("must lie between 1 and {PAGE_MAX}")))
-    }
 }
 
 /// `?cursor=` of a list whose entries are numbered.

@@ -91,7 +91,7 @@ pub async fn get(_: Operator, State(app): State<Arc<App>>, path: OfferPath) -> A
     answer(&app, &find(&app, path.sale).await?, path.offer)
 }
 
-/// Changes an offer. In a draft everything; once published only name, description and image. Stock has its own call.
+/// Changes an offer. In a draft everything; once published only description and image. Stock has its own call.
 #[utoipa::path(
     patch, path = "/admin/v1/sales/{sale}/offers/{offer}", tag = "operator", request_body = OfferChange,
     params(("sale" = SaleId, Path), ("offer" = OfferId, Path)),

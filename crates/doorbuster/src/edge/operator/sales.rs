@@ -20,7 +20,7 @@ use crate::catalogue::{is_public, offer_view};
 use crate::edge::extract::{IdPath, QueryOf};
 use crate::edge::refusal::{Answer, Refusal, json};
 use crate::images::Which;
-use crate::ledger::Changed;
+use crate::ledger::{Changed, LedgerError};
 
 /// Makes a draft. Offers are returned in the order given.
 ///
@@ -129,7 +129,7 @@ pub fn new_offer_id(now: UnixMs) -> OfferId {
 /// A published sale may get other images.
 pub async fn copy_new_images(app: &Arc<App>, sale: &Sale) -> Result<(), Refusal> {
     if is_public(sale.state) {
-        app.copy_images(sale, Which::Missing).await?;
+        app.copy_images(sale, Which::Missing).await.map_err(LedgerError::after_commit)?;
     }
     Ok(())
 }

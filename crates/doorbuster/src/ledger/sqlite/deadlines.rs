@@ -36,7 +36,8 @@ impl SqliteLedger {
         aside: Vec<u64>,
     ) -> LedgerResult<ClosedBatch> {
         let aside = numbers(aside.into_iter());
-        self.transact(Urgency::Clerk, move |transaction| {
+        let closed = |batch: &ClosedBatch| batch.closed.len();
+        self.release(Urgency::Clerk, closed, move |transaction| {
             close_due(transaction, &DueOrders { now, limit, aside }, &outages)
         })
         .await
@@ -69,7 +70,8 @@ impl SqliteLedger {
         outages: Vec<Outage>,
         now: UnixMs,
     ) -> LedgerResult<Lapsed> {
-        self.transact(Urgency::Settle, move |transaction| {
+        let closed = |lapsed: &Lapsed| usize::from(matches!(lapsed, Lapsed::Closed { .. }));
+        self.release(Urgency::Settle, closed, move |transaction| {
             close_asked(transaction, order, asked, &outages, now)
         })
         .await

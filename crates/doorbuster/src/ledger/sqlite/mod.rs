@@ -39,7 +39,7 @@ pub use tail::EventPage;
 pub use webhooks::{ParkedEvent, SecretChange, Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
@@ -104,6 +104,9 @@ struct Wanted<T, F> {
     /// Taken when it is made.
     work: Option<F>,
     result: Option<LedgerResult<T>>,
+    /// Of how many orders the gate gets units back, by the result.
+    releases: fn(&T) -> usize,
+    returning: Arc<AtomicUsize>,
     send: oneshot::Sender<LedgerResult<T>>,
 }
 
@@ -123,6 +126,9 @@ impl<T: Send, F: FnOnce(&Transaction<'_>) -> LedgerResult<T> + Send> Change for 
                 Err(unavailable("the change was not made"))
             }
         };
+        if let Ok(done) = &result {
+            self.returning.fetch_add((self.releases)(done), Ordering::AcqRel);
+        }
         // Whoever asked may be gone; the change happened all the same.
         let _ = self.send.send(result);
     }
@@ -153,6 +159,8 @@ pub struct SqliteLedger {
     settle: Sender<Write>,
     clerk: Sender<Write>,
     reads: Sender<Read>,
+    /// Releases that are committed and have not reached the gate.
+    returning: Arc<AtomicUsize>,
     threads: Arc<Mutex<Vec<JoinHandle<()>>>>,
     incarnation: [u8; 16],
     path: PathBuf,
@@ -191,7 +199,8 @@ impl SqliteLedger {
             threads.push(spawn("ledger-reader", move || run_reader(connection, &read_work))?);
         }
         let threads = Arc::new(Mutex::new(threads));
-        Ok(Self { settle, clerk, reads, threads, incarnation, path: path.to_owned(), writer, failure })
+        let (returning, path) = (Arc::default(), path.to_owned());
+        Ok(Self { settle, clerk, reads, returning, threads, incarnation, path, writer, failure })
     }
 
     #[must_use]
@@ -210,6 +219,19 @@ impl SqliteLedger {
         let _ = self.failure.set(failure);
     }
 
+    /// How many orders have let go of their units here whose release has not reached the gate.
+    #[must_use]
+    pub fn returning(&self) -> usize {
+        self.returning.load(Ordering::Acquire)
+    }
+
+    /// A release has reached the gate.
+    pub fn returned(&self) {
+        let one_less = |count: usize| count.checked_sub(1);
+        // Nothing to take off: it was told again, which is harmless.
+        let _ = self.returning.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less);
+    }
+
     /// Waits until everything handed in is done and the file is closed. To be called when no other handle is left.
     pub fn close(self) {
         let Self { settle, clerk, reads, threads, writer, .. } = self;
@@ -225,8 +247,20 @@ impl SqliteLedger {
         urgency: Urgency,
         work: impl FnOnce(&Transaction<'_>) -> LedgerResult<T> + Send + 'static,
     ) -> LedgerResult<T> {
+        self.release(urgency, |_| 0, work).await
+    }
+
+    /// The same for a change by which orders let go of their units; `releases` says how many did. They count as
+    /// returning from the commit on, until [`SqliteLedger::returned`] is told.
+    async fn release<T: Send + 'static>(
+        &self,
+        urgency: Urgency,
+        releases: fn(&T) -> usize,
+        work: impl FnOnce(&Transaction<'_>) -> LedgerResult<T> + Send + 'static,
+    ) -> LedgerResult<T> {
         let (send, receive) = oneshot::channel();
-        let job: Write = Box::new(Wanted { work: Some(work), result: None, send });
+        let returning = Arc::clone(&self.returning);
+        let job: Write = Box::new(Wanted { work: Some(work), result: None, releases, returning, send });
         let queue = match urgency {
             Urgency::Settle => &self.settle,
             Urgency::Clerk => &self.clerk,
@@ -285,7 +319,9 @@ fn commit(connection: &mut Connection, mut changes: Vec<Write>, watched: &Watche
     let fate = make(connection, &mut changes).unwrap_or_else(|error| match LedgerError::from(error) {
         LedgerError::Unavailable(reason) => CommitFate::NothingHappened(reason),
         LedgerError::Unknown(reason) => CommitFate::Unknown(reason),
-        LedgerError::Failed(error) => CommitFate::Failed(error.to_string()),
+        error @ (LedgerError::NotFollowed(_) | LedgerError::Failed(_)) => {
+            CommitFate::Failed(error.to_string())
+        }
     });
     if let CommitFate::Unknown(reason) = &fate {
         watched.report(reason);

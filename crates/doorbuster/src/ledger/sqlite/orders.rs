@@ -117,7 +117,8 @@ impl SqliteLedger {
     /// Closes an unpaid order of this buyer, and its open payment with it. Durable when it returns; a retry finds it
     /// closed. Money that is here and not decided comes first: then nothing happens.
     pub async fn cancel_order(&self, id: OrderId, buyer: BuyerId, now: UnixMs) -> LedgerResult<Cancelled> {
-        self.transact(Urgency::Settle, move |transaction| cancel(transaction, id, &buyer, now)).await
+        let closed = |cancelled: &Cancelled| usize::from(matches!(cancelled, Cancelled::Closed { .. }));
+        self.release(Urgency::Settle, closed, move |transaction| cancel(transaction, id, &buyer, now)).await
     }
 
     /// When the next unpaid order of each of these offers must be paid. Offers without one are passed over by their

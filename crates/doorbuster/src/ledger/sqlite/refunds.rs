@@ -159,7 +159,7 @@ impl SqliteLedger {
     }
 
     async fn end_refund(&self, id: PaymentId, word: RefundWord, now: UnixMs) -> LedgerResult<RefundEnd> {
-        self.transact(Urgency::Settle, move |transaction| match payments::find(transaction, id)? {
+        self.release(Urgency::Settle, releases, move |transaction| match payments::find(transaction, id)? {
             Some(payment) => end(transaction, payment, &word, now),
             None => Ok(RefundEnd::NotFound),
         })
@@ -328,6 +328,11 @@ fn failed(
         None => note(transaction, &payment, "payment.refund_failed", now)?,
     }
     Ok(RefundEnd::Failed { payment, order: order.map(Box::new) })
+}
+
+/// Of how many orders the gate gets units back.
+pub(super) fn releases(end: &RefundEnd) -> usize {
+    usize::from(matches!(end, RefundEnd::Done { released: Some(_), .. }))
 }
 
 /// Tells of money that goes back and is no matter of an order: it never paid one, or its order is refunded already. It is

@@ -30,7 +30,9 @@ impl SqliteLedger {
     /// [`Taken::Duplicate`]; another notification of the same capture is [`Settled::Duplicate`] once that is decided.
     /// Undecided captures of the same order that came before are decided first.
     pub async fn take_notice(&self, notice: Notice, now: UnixMs) -> LedgerResult<Taken> {
-        self.transact(Urgency::Settle, move |transaction| take(transaction, &notice, now)).await
+        let releases =
+            |taken: &Taken| if let Taken::Refund(end) = taken { refunds::releases(end) } else { 0 };
+        self.release(Urgency::Settle, releases, move |transaction| take(transaction, &notice, now)).await
     }
 
     /// Decides a capture that waits, with what is known by now. `absent` says what it means that its order is not in

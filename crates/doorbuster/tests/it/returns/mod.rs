@@ -100,6 +100,7 @@ async fn assert_units_add_up(app: &TestApp, sale: &TestSale) {
     let counters = app.app.ledger.counters(sale.id.parse().unwrap()).await.unwrap()[0];
     let expected = counters.stock - counters.live_units;
     eventually("the gate has what is not live", async || free(&app.app, sale) == expected).await;
+    eventually("nothing is on its way", async || app.app.queue_stats().depth == 0).await;
     let units = &app.stats(sale).await["offers"][0];
     let sum: u64 =
         ["free", "held", "sold", "returning"].map(|part| units[part].as_u64().unwrap()).iter().sum();

@@ -8,7 +8,7 @@ use rules::admission::{CLAIM_SEQ, Door, Known, Verdict, admit, lets_go, readmit}
 use rules::deadline::{self, Answer, Asked, Due, OnTheWay};
 use rules::id::OrderId;
 use rules::money::Money;
-use rules::order::{self, Event as OrderEvent, Reason, Version};
+use rules::order::{self, Event as OrderEvent, Reason, Units, Version};
 use rules::payment::{self, Event, Finder, RefundReason, Revival, RevivalRecord, Settlement, Subject};
 use rules::time::UnixMs;
 use stateright::{Model, Property};
@@ -214,7 +214,7 @@ impl World {
         let before = self.orders[order].unwrap_or(Version::QUEUED);
         let Ok(after) = before.next(event) else { return false };
         self.orders[order] = Some(after);
-        if event.units().return_to_gate() {
+        if matches!(event.units(), Units::Released | Units::ClaimReturned) {
             self.release(order, after.seq, 1);
         }
         true

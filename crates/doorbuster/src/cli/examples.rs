@@ -1,0 +1,54 @@
+//! Examples of commands within commands, for their `--help`. Those of the commands themselves stand with them.
+
+use clap::Command;
+
+/// Command, command within it, examples.
+const EXAMPLES: &[(&str, &str, &[&str])] = &[
+    ("sale", "create", &["night.json", "night.json --publish", "- < night.json"]),
+    ("sale", "list", &["", "--json | jq '.items[].title'"]),
+    ("sale", "show", &["01m7h12ebbvd5va6f5pvjryvdn"]),
+    ("sale", "publish", &["01m7h12ebbvd5va6f5pvjryvdn"]),
+    ("sale", "pause", &["01m7h12ebbvd5va6f5pvjryvdn"]),
+    ("sale", "resume", &["01m7h12ebbvd5va6f5pvjryvdn"]),
+    ("sale", "end", &["01m7h12ebbvd5va6f5pvjryvdn"]),
+    ("sale", "stats", &["01m7h12ebbvd5va6f5pvjryvdn", "01m7h12ebbvd5va6f5pvjryvdn --watch"]),
+    (
+        "sale",
+        "stock",
+        &["01m7h12ebb6w9scvfaw00tvy23 +50", "01m7h12ebb6w9scvfaw00tvy23 -20 --change-id broken-bottles"],
+    ),
+    ("sale", "delete", &["01m7h12ebbvd5va6f5pvjryvdn"]),
+    ("payments", "list", &["--state refund_failed", "--order 01m7h12eefchxsys8mbnadytqv --json"]),
+    ("payments", "show", &["01m7h12f0c6w9scvfaw00tvy24"]),
+    ("payments", "refund", &["01m7h12eefchxsys8mbnadytqv", "01m7h12eefchxsys8mbnadytqv --keep-units"]),
+    ("payments", "retry", &["01m7h12f0c6w9scvfaw00tvy24"]),
+    ("events", "tail", &["--types 'order.*'", "--since 2h --no-follow", "--json | jq .type"]),
+    ("webhooks", "list", &["", "--json"]),
+    (
+        "webhooks",
+        "add",
+        &["https://shop.example/hooks", "https://shop.example/hooks --types 'order.*,sale.closed'"],
+    ),
+    ("webhooks", "show", &["01m7h12g3x6w9scvfaw00tvy25"]),
+    ("webhooks", "remove", &["01m7h12g3x6w9scvfaw00tvy25"]),
+    ("webhooks", "test", &["01m7h12g3x6w9scvfaw00tvy25"]),
+    (
+        "webhooks",
+        "replay",
+        &["01m7h12g3x6w9scvfaw00tvy25", "01m7h12g3x6w9scvfaw00tvy25 --since 2026-12-01T12:00:00Z"],
+    ),
+    ("webhooks", "rotate", &["01m7h12g3x6w9scvfaw00tvy25"]),
+    ("config", "check", &["--config shop.toml", "--config shop.toml --json | jq .problems"]),
+    ("config", "print", &["--config shop.toml", "--set limits.in_flight=8192 --json | jq .limits"]),
+    ("config", "default", &["> shop.toml"]),
+];
+
+/// The same commands, with their examples.
+pub fn added_to(command: Command) -> Command {
+    EXAMPLES.iter().fold(command, |all, (outer, inner, examples)| {
+        let line =
+            |example: &&str| format!("\n  {}", format!("doorbuster {outer} {inner} {example}").trim_end());
+        let text = format!("Examples:{}", examples.iter().map(line).collect::<String>());
+        all.mut_subcommand(outer, |outer| outer.mut_subcommand(inner, |inner| inner.after_help(text)))
+    })
+}
