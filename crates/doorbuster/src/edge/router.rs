@@ -5,15 +5,18 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::MatchedPath;
+use axum::middleware::{self, Next};
 use http::{HeaderMap, Method, Request, Response};
 use http_body_util::Either;
 use hyper::body::Incoming;
 use rules::buyer::BuyerId;
 use rules::wire::Code;
 use tower::ServiceExt as _;
+use tracing::Instrument as _;
 use utoipa_axum::router::OpenApiRouter;
 
-use super::answer::{self, Body, Extra};
+use super::answer::{Body, Extra, secure};
 use super::auth::Bearer;
 use super::extract::{self, KnownBuyer};
 use super::health::METRICS_PATH;
@@ -64,10 +67,10 @@ pub fn operator_routes() -> OpenApiRouter<Arc<App>> {
 #[must_use]
 pub fn build(app: &Arc<App>) -> Routers {
     let finish = |router: Router<Arc<App>>| {
+        let router = router.merge(health::routes()).merge(images::routes()).merge(openapi::routes());
+        let traced = app.settings.telemetry.otlp_endpoint.is_some();
+        let router = if traced { router.route_layer(middleware::from_fn(note_path)) } else { router };
         router
-            .merge(health::routes())
-            .merge(images::routes())
-            .merge(openapi::routes())
             .fallback(|| async { extract_refusal(Code::NotFound) })
             .method_not_allowed_fallback(|| async { extract_refusal(Code::MethodNotAllowed) })
             .with_state(Arc::clone(app))
@@ -75,13 +78,21 @@ pub fn build(app: &Arc<App>) -> Routers {
     let (buyers, _) = buyer_routes().split_for_parts();
     let buyers = buyers.merge(sandbox::pages());
     let (operators, _) = operator_routes().split_for_parts();
-    let once = axum::middleware::from_fn_with_state(Arc::clone(app), operator::answer_once);
+    let once = middleware::from_fn_with_state(Arc::clone(app), operator::answer_once);
     let operators = operators.route_layer(once);
     Routers {
         everybody: finish(buyers.clone().merge(operators.clone())),
         buyers: finish(buyers),
         operators: finish(operators),
     }
+}
+
+/// Tells the request's span where it went: by the route's pattern, which holds nobody's name.
+async fn note_path(request: axum::extract::Request, next: Next) -> axum::response::Response {
+    if let Some(path) = request.extensions().get::<MatchedPath>() {
+        tracing::Span::current().record("path", path.as_str());
+    }
+    next.run(request).await
 }
 
 fn extract_refusal(code: Code) -> Refusal {
@@ -97,6 +108,25 @@ pub async fn route(
     request: Request<Incoming>,
 ) -> (RequestClass, Response<Body>) {
     let class = class_of(request.uri().path());
+    let span = tracing::trace_span!(
+        "request",
+        method = %request.method(),
+        path = tracing::field::Empty,
+        status = tracing::field::Empty
+    );
+    let response = answer(app, routers, class, audience, peer, request).instrument(span.clone()).await;
+    span.record("status", response.status().as_u16());
+    (class, response)
+}
+
+async fn answer(
+    app: &Arc<App>,
+    routers: &Routers,
+    class: RequestClass,
+    audience: Audience,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> Response<Body> {
     match admit(app, class, audience, peer, request) {
         Ok((place, request)) => {
             let router = match audience {
@@ -110,10 +140,10 @@ pub async fn route(
             };
             // The extensions alone would not do: a handler lets go of them as soon as it has taken out what it needs.
             drop(place);
-            answer::secure(response.headers_mut());
-            (class, response.map(Either::Right))
+            secure(response.headers_mut());
+            response.map(Either::Right)
         }
-        Err(refusal) => (class, refusal.into_body_response()),
+        Err(refusal) => refusal.into_body_response(),
     }
 }
 

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rules::time::UnixMs;
+use tracing::Instrument as _;
 
 use crate::app::App;
 use crate::crash;
@@ -50,7 +51,7 @@ async fn close_at_deadlines(app: &App) {
     let mut retry = RETRY_FIRST;
     while !app.shutdown.is_cancelled() {
         let now = app.clock.now();
-        let nap = match close_batch(app, now, &mut pace).await {
+        let nap = match close_batch(app, now, &mut pace).instrument(tracing::debug_span!("sweep")).await {
             // There may be more of them: whoever waits for the ledger's writer has had a turn.
             Ok(true) => Duration::ZERO,
             Ok(false) => {
