@@ -22,7 +22,7 @@ use crate::config::Settings;
 use crate::edge;
 use crate::edge::auth::Authenticator;
 use crate::edge::challenge::Challenges;
-use crate::edge::limits::{Buckets, ClientIp, InFlight};
+use crate::edge::limits::{Buckets, ClientIp, InFlight, READS_PER_TRY};
 use crate::edge::operator::KeysUnderWay;
 use crate::failure::Failure;
 use crate::gate::{Gate, MemoryGate, Roster, SeedOrder};
@@ -76,8 +76,10 @@ pub struct App {
     /// Money that is here and not decided.
     pub captures: Captures,
     pub auditor: Auditor,
-    /// Tries per buyer.
+    /// Tries per buyer, and what else costs more than a look.
     pub buyer_rate: Buckets,
+    /// Everything else that a buyer with a valid token asks.
+    pub read_rate: Buckets,
     /// Requests per address that carry neither a valid pass nor a valid token.
     pub address_rate: Buckets,
     pub in_flight: InFlight,
@@ -302,6 +304,11 @@ pub async fn open(
         captures: Captures::default(),
         auditor: Auditor::new(clock.now()),
         buyer_rate: Buckets::new(limits.per_buyer_per_s, limits.per_buyer_burst, limits.limiter_keys),
+        read_rate: Buckets::new(
+            limits.per_buyer_per_s.saturating_mul(READS_PER_TRY),
+            limits.per_buyer_burst.saturating_mul(READS_PER_TRY),
+            limits.limiter_keys,
+        ),
         address_rate: Buckets::new(limits.per_ip_per_s, limits.per_ip_burst, limits.limiter_keys),
         in_flight: InFlight::new(limits.in_flight, limits.waiters, limits.reserve),
         client_ip: ClientIp::trusting(&limits.trusted_proxies).map_err(anyhow::Error::msg)?,

@@ -476,7 +476,7 @@ pub struct WebhookSecret {
 }
 
 /// What is delivered again: what is parked, and with `since` everything that happened from then on.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplayRequest {
     #[schema(value_type = Option<String>, format = DateTime)]

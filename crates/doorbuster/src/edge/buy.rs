@@ -2,6 +2,7 @@
 //! so it is dispatched before any router and allocates nothing for a refusal. The pass says who, the gate says what.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -19,7 +20,9 @@ use tokio::sync::oneshot;
 
 use super::answer::{self, Body, Extra, Prepared};
 use super::body::{self, ReadError};
+use super::extract::missing_field;
 use super::limits::{Class, IpKey, Permit};
+use super::router;
 use crate::app::App;
 use crate::catalogue::OfferCard;
 use crate::desk::Seen;
@@ -55,13 +58,13 @@ pub fn offer_of(path: &str) -> Option<&str> {
 pub async fn buy(
     app: &Arc<App>,
     parts: Parts,
-    peer: std::net::IpAddr,
+    peer: IpAddr,
     body: impl hyper::body::Body<Data = bytes::Bytes> + Unpin,
     permit: Option<Permit>,
 ) -> Response<Body> {
     let bytes = match body::read(body, &parts.headers, &app.settings.limits).await {
         Ok(bytes) => bytes,
-        Err(error) => return bad_body(app, error),
+        Err(error) => return bad_body(app, &parts.headers, peer, error),
     };
     let begun = begin(app, &parts, peer, &bytes);
     // While the disk works a hundred thousand others come by: what waits keeps nothing of its request.
@@ -139,21 +142,64 @@ pub enum Why {
 /// Why a try does not even reach the gate.
 enum Unreadable {
     Json(serde_json::Error),
+    /// Its pass is good; something else in its JSON is not.
+    Rest(serde_json::Error),
     Offer,
     Pass,
 }
 
-fn begin(app: &App, parts: &Parts, peer: std::net::IpAddr, bytes: &[u8]) -> Begun {
+/// What can still be read where the rest is not as it must be.
+#[derive(Deserialize)]
+struct PassAlone<'a> {
+    #[serde(borrow)]
+    pass: Cow<'a, str>,
+}
+
+fn begin(app: &App, parts: &Parts, peer: IpAddr, bytes: &[u8]) -> Begun {
     let patience = preferred_wait(&parts.headers, app.settings.limits.wait_s);
     let offer = offer_of(parts.uri.path()).unwrap_or_default();
     read(app, offer, bytes, patience).unwrap_or_else(|unreadable| {
-        let response = match unreadable {
-            Unreadable::Json(error) => bad_json(app, bytes, &error),
-            Unreadable::Offer => answer::refuse(Code::NotFound),
-            Unreadable::Pass => no_pass(app, &parts.headers, peer),
-        };
-        Begun::Answer(response.into())
+        let unreadable = pass_first(app, offer, bytes, unreadable);
+        Begun::Answer(refuse_unreadable(app, parts, peer, bytes, &unreadable).into())
     })
+}
+
+fn refuse_unreadable(
+    app: &App,
+    parts: &Parts,
+    peer: IpAddr,
+    bytes: &[u8],
+    unreadable: &Unreadable,
+) -> Response<Body> {
+    if !matches!(unreadable, Unreadable::Rest(_))
+        && let Some(too_fast) = no_pass(app, &parts.headers, peer)
+    {
+        return too_fast;
+    }
+    match unreadable {
+        Unreadable::Json(error) | Unreadable::Rest(error) => bad_json(app, bytes, error),
+        Unreadable::Offer => answer::refuse(Code::NotFound),
+        Unreadable::Pass => {
+            app.metrics.tries.inc(Tried::PassInvalid);
+            PASS_INVALID.response()
+        }
+    }
+}
+
+/// The pass is looked at before everything else, also in JSON that does not fit.
+fn pass_first(app: &App, offer: &str, bytes: &[u8], unreadable: Unreadable) -> Unreadable {
+    let Unreadable::Json(error) = unreadable else { return unreadable };
+    let Some(PassAlone { pass }) = error.is_data().then(|| serde_json::from_slice(bytes).ok()).flatten()
+    else {
+        return Unreadable::Json(error);
+    };
+    let snapshot = app.catalogue.read();
+    let known = offer.parse::<OfferId>().ok().and_then(|offer| snapshot.offers.get(&offer));
+    let Some(card) = known else { return Unreadable::Offer };
+    match app.pass_keys.read(&pass, &mut PassBuffer::default()) {
+        Ok(pass) if pass.offer == card.offer.id => Unreadable::Rest(error),
+        Ok(_) | Err(_) => Unreadable::Pass,
+    }
 }
 
 /// Begins a try that asks for nothing special, or leaves no trace of it: then it must go the common way.
@@ -363,6 +409,10 @@ impl Later {
 
     /// An expired pass shows its order if there is one.
     async fn expired(self, app: &Arc<App>) -> Response<Body> {
+        let Ok(_place) = router::enter(app, Class::Expired) else {
+            app.metrics.tries.inc(Tried::Busy);
+            return BUSY.response();
+        };
         app.metrics.tries.inc(Tried::PassExpired);
         match app.see_order(self.order, &self.buyer).await {
             Ok(Seen::Order(order)) => answer::order(StatusCode::OK, &order),
@@ -392,40 +442,35 @@ fn unsure(order: OrderId) -> Response<Body> {
     answer::problem(Code::Unsure, Extra { order_id: Some(order), ..Extra::default() })
 }
 
-/// Without a valid pass nobody knows who asks: the address is what is counted.
-fn no_pass(app: &App, headers: &HeaderMap, peer: std::net::IpAddr) -> Response<Body> {
+/// Without a valid pass nobody knows who asks: the address is what is counted. `Some` when it asks too often.
+fn no_pass(app: &App, headers: &HeaderMap, peer: IpAddr) -> Option<Response<Body>> {
     let address = app.client_ip.of(peer, super::forwarded_for(headers));
-    if let Err(too_fast) = app.address_rate.check(IpKey::from(address)) {
-        app.metrics.tries.inc(Tried::TooFast);
-        let retry_after_ms = Some(too_fast.retry_after_ms);
-        return answer::problem(Code::TooFast, Extra { retry_after_ms, ..Extra::default() });
-    }
-    app.metrics.tries.inc(Tried::PassInvalid);
-    PASS_INVALID.response()
+    let too_fast = app.address_rate.check(IpKey::from(address)).err()?;
+    app.metrics.tries.inc(Tried::TooFast);
+    let retry_after_ms = Some(too_fast.retry_after_ms);
+    Some(answer::problem(Code::TooFast, Extra { retry_after_ms, ..Extra::default() }))
 }
 
-fn bad_body(app: &App, error: ReadError) -> Response<Body> {
-    app.metrics.tries.inc(Tried::InvalidRequest);
-    answer::refuse(error.code())
+fn bad_body(app: &App, headers: &HeaderMap, peer: IpAddr, error: ReadError) -> Response<Body> {
+    no_pass(app, headers, peer).unwrap_or_else(|| {
+        app.metrics.tries.inc(Tried::InvalidRequest);
+        answer::refuse(error.code())
+    })
 }
 
 fn bad_json(app: &App, bytes: &[u8], error: &serde_json::Error) -> Response<Body> {
     app.metrics.tries.inc(Tried::InvalidRequest);
+    let detail = Some(error.to_string());
     if !error.is_data() {
-        return answer::problem(
-            Code::Malformed,
-            Extra { detail: Some(error.to_string()), ..Extra::default() },
-        );
+        return answer::problem(Code::Malformed, Extra { detail, ..Extra::default() });
     }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let field = match serde_path_to_error::deserialize::<_, TryBody<'_>>(&mut reader) {
-        Err(error) if error.path().iter().len() > 0 => Some(error.path().to_string()),
-        _ => None,
-    };
-    answer::problem(
-        Code::InvalidRequest,
-        Extra { detail: Some(error.to_string()), field, ..Extra::default() },
-    )
+    let misfit = serde_path_to_error::deserialize::<_, TryBody<'_>>(&mut reader).err();
+    let field = misfit.and_then(|misfit| {
+        let path = misfit.path().to_string();
+        missing_field(&misfit.inner().to_string(), &path).or_else(|| (path != ".").then_some(path))
+    });
+    answer::problem(Code::InvalidRequest, Extra { detail, field, ..Extra::default() })
 }
 
 fn bad_quantity(max: u32) -> Response<Body> {

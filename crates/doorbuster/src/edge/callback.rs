@@ -1,12 +1,15 @@
 //! `POST /api/v1/payments/{provider}/callback`: where providers tell of money. The bytes are verified as they came; each
 //! provider is answered in the form it reads.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::StatusCode;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use rules::wire::Code;
@@ -14,8 +17,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::extract::read_within;
+use super::limits::Class;
 use super::openapi::problems;
 use super::refusal::{Answer, Refusal};
+use super::router::enter;
 use crate::app::App;
 use crate::payment::port::Name;
 use crate::payment::providers::{self, NOTIFICATION_BYTES_MAX, Outcome, ProviderName, RefusalCode};
@@ -48,7 +53,9 @@ pub async fn callback(
     let name = named.ok_or_else(|| Refusal::new(Code::NotFound))?;
     let provider = name.as_str();
     let (parts, body) = request.into_parts();
-    let bytes = read_within(body, NOTIFICATION_BYTES_MAX, &app).await?;
+    let bytes = read(&app, body).await?;
+    // Only now: whoever sends a body slowly, and anybody can, keeps no provider out.
+    let _place = enter(&app, Class::Callback)?;
     let heard = match app.port.verify(name, &parts.headers, &bytes) {
         Ok(heard) => heard,
         Err(refusal) => {
@@ -75,6 +82,16 @@ pub async fn callback(
             not_recorded(name, error.into())
         }
     }
+}
+
+/// A body that came with its head is read at once. Of the others there may be only so many.
+async fn read(app: &App, body: Body) -> Result<Bytes, Refusal> {
+    let mut reading = pin!(read_within(body, NOTIFICATION_BYTES_MAX, app));
+    if let Some(read) = reading.as_mut().now_or_never() {
+        return read;
+    }
+    let _unread = enter(app, Class::Unread)?;
+    reading.await
 }
 
 fn recorded(name: Name) -> Response {

@@ -76,6 +76,20 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for JsonBody<T> {
     }
 }
 
+/// JSON that may be left out: without a body everything is as usual.
+pub async fn read_optional<T>(request: Request, limit: usize, app: &App) -> Result<T, Refusal>
+where
+    T: DeserializeOwned + Default,
+{
+    let is_json = body::is_json(request.headers());
+    let bytes = read_within(request.into_body(), limit, app).await?;
+    match (bytes.is_empty(), is_json) {
+        (true, _) => Ok(T::default()),
+        (false, true) => parse_json::<Option<T>>(&bytes).map(Option::unwrap_or_default),
+        (false, false) => Err(Refusal::new(Code::UnsupportedMediaType)),
+    }
+}
+
 /// The whole JSON body as bytes, within the limits of size and time.
 pub async fn read_bytes(request: Request, app: &App) -> Result<bytes::Bytes, Refusal> {
     if !body::is_json(request.headers()) {
@@ -130,7 +144,7 @@ pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
 }
 
 /// serde reports a missing field at its parent; clients want the field itself.
-fn missing_field(message: &str, parent: &str) -> Option<String> {
+pub(super) fn missing_field(message: &str, parent: &str) -> Option<String> {
     let name = message.strip_prefix("missing field `")?.split('`').next()?;
     Some(if parent == "." { name.to_owned() } else { format!("{parent}.{name}") })
 }

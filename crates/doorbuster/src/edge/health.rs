@@ -4,21 +4,25 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Extension, State};
-use axum::response::{IntoResponse as _, Response};
+use axum::response::IntoResponse as _;
 use axum::routing::get;
+use http::HeaderMap;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, StatusCode};
 use rules::wire::Code;
 
 use super::extract::has_admin_key;
+use super::limits::Class;
 use super::refusal::{Answer, Refusal};
-use super::router::PeerAddress;
+use super::router::ClientAddress;
 use super::server::Audience;
 use crate::app::App;
 use crate::telemetry::metrics::CONTENT_TYPE as METRICS_CONTENT_TYPE;
 
+/// Where the numbers are.
+pub const METRICS_PATH: &str = "/metrics";
+
 pub fn routes() -> Router<Arc<App>> {
-    Router::new().route("/healthz", get(alive)).route("/readyz", get(ready)).route("/metrics", get(metrics))
+    Router::new().route("/healthz", get(alive)).route("/readyz", get(ready)).route(METRICS_PATH, get(metrics))
 }
 
 async fn alive() -> &'static str {
@@ -26,31 +30,45 @@ async fn alive() -> &'static str {
 }
 
 /// The gate was rebuilt before the first socket was accepted; what can still be missing is the ledger.
-async fn ready(State(app): State<Arc<App>>) -> Response {
+async fn ready(State(app): State<Arc<App>>) -> Answer {
     if app.shutdown.is_cancelled() {
-        return (StatusCode::SERVICE_UNAVAILABLE, "going away\n").into_response();
+        return Err(Refusal::detail(Code::NotReady, "Going away."));
     }
     match app.ledger.cursor().await {
-        Ok(_) => "ready\n".into_response(),
+        Ok(_) => Ok("ready\n".into_response()),
         Err(error) => {
             tracing::warn!(%error, "not ready");
-            (StatusCode::SERVICE_UNAVAILABLE, "the ledger does not answer\n").into_response()
+            Err(Refusal::detail(Code::NotReady, "The ledger does not answer."))
         }
     }
 }
 
-/// On the operator's listener for everybody who reaches it; else with the admin key or from this machine.
+/// On the operators' listener, when there is one, for everybody who reaches it, and nowhere else; without one, with the
+/// admin key or from this machine.
 async fn metrics(
     State(app): State<Arc<App>>,
-    Extension(PeerAddress(peer)): Extension<PeerAddress>,
+    Extension(ClientAddress(client)): Extension<ClientAddress>,
     Extension(audience): Extension<Audience>,
     headers: HeaderMap,
 ) -> Answer {
-    let local = peer.is_loopback() && app.settings.limits.trusted_proxies.is_empty();
-    if !(audience == Audience::Operators || local || has_admin_key(&headers, &app)) {
+    let allowed = match audience {
+        Audience::Operators => true,
+        Audience::Buyers => return Err(Refusal::new(Code::NotFound)),
+        Audience::Everybody => client.is_loopback() || has_admin_key(&headers, &app),
+    };
+    if !allowed {
         return Err(Refusal::new(Code::Unauthorized));
     }
-    let overflowed = app.buyer_rate.overflowed().saturating_add(app.address_rate.overflowed());
-    app.metrics.limiter_overflowed.set(i64::try_from(overflowed).unwrap_or(i64::MAX));
+    note_limits(&app);
     Ok(([(CONTENT_TYPE, METRICS_CONTENT_TYPE)], app.metrics.encode()).into_response())
+}
+
+/// What is known only by looking.
+fn note_limits(app: &App) {
+    let rates = [&app.buyer_rate, &app.read_rate, &app.address_rate];
+    let overflowed = rates.iter().map(|rate| rate.overflowed()).fold(0, u64::saturating_add);
+    app.metrics.limiter_overflowed.set(i64::try_from(overflowed).unwrap_or(i64::MAX));
+    for (gauge, class) in [(&app.metrics.in_flight, Class::Buyer), (&app.metrics.waiters, Class::Waiter)] {
+        gauge.set(i64::try_from(app.in_flight.used(class)).unwrap_or(i64::MAX));
+    }
 }

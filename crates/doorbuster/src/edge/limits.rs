@@ -201,12 +201,35 @@ impl From<IpAddr> for IpKey {
     }
 }
 
-/// How much may be under way at once, in three pools that cannot starve each other.
+/// So many requests of any kind may a buyer make for each try that `limits.per_buyer_*` allows. A page that polls every
+/// order it shows stays far below it.
+pub const READS_PER_TRY: u32 = 10;
+
+/// Operators' calls under way at once, and as many streams and waits of theirs beside them.
+pub const OPERATORS_MAX: usize = 128;
+
+/// Callbacks at once whose body is not all there yet. Those whose body came with the head are not among them.
+pub const UNREAD_CALLBACKS_MAX: usize = 4_096;
+
+/// Sockets at once that have not been let in yet: each has seconds to say who it is.
+pub const NEWCOMERS_MAX: usize = 4_096;
+
+/// Expired passes at once whose order is looked up. Nobody waits for them: they are shed first.
+pub const EXPIRED_PASSES_MAX: usize = 64;
+
+/// How much may be under way at once, in pools that cannot starve each other.
 #[derive(Debug)]
 pub struct InFlight {
     buyers: Pool,
     waiters: Pool,
-    reserve: Pool,
+    newcomers: Pool,
+    expired: Pool,
+    cancels: Pool,
+    payments: Pool,
+    callbacks: Pool,
+    unread: Pool,
+    operators: Pool,
+    watchers: Pool,
 }
 
 /// Which pool a call draws from.
@@ -216,8 +239,22 @@ pub enum Class {
     Buyer,
     /// Long polls and waits. They cost memory, not work: a call that begins to wait swaps its permit.
     Waiter,
-    /// Callbacks, cancel, payment, operator and health calls: a crowd at the door must not keep them out.
-    Reserve,
+    /// Sockets and event streams on their way in. Once they are in, the hub counts them.
+    Newcomer,
+    /// Tries with an expired pass.
+    Expired,
+    /// Cancels: a crowd at the door must not keep them out, nor a slow provider.
+    Cancel,
+    /// Payments on their way to a provider, which may take its time.
+    Payment,
+    /// Callbacks that have been read.
+    Callback,
+    /// Callbacks whose body is on its way; anybody can begin one.
+    Unread,
+    /// What operators ask and what is answered at once.
+    Operator,
+    /// Operators' streams and waits: however many are open, a sale can still be paused.
+    Watcher,
 }
 
 /// Nothing was done and nothing was counted: say `503 busy`, or answer without waiting.
@@ -230,8 +267,20 @@ pub struct Full;
 pub struct Permit(Arc<AtomicUsize>);
 
 impl InFlight {
+    /// `reserve` is for cancels, for payments and for callbacks, each by itself.
     pub fn new(buyers: usize, waiters: usize, reserve: usize) -> Self {
-        Self { buyers: Pool::new(buyers), waiters: Pool::new(waiters), reserve: Pool::new(reserve) }
+        Self {
+            buyers: Pool::new(buyers),
+            waiters: Pool::new(waiters),
+            newcomers: Pool::new(NEWCOMERS_MAX),
+            expired: Pool::new(EXPIRED_PASSES_MAX),
+            cancels: Pool::new(reserve),
+            payments: Pool::new(reserve),
+            callbacks: Pool::new(reserve),
+            unread: Pool::new(UNREAD_CALLBACKS_MAX),
+            operators: Pool::new(OPERATORS_MAX),
+            watchers: Pool::new(OPERATORS_MAX),
+        }
     }
 
     /// Never waits: excess is told at once, at a fraction of the cost of serving it.
@@ -248,7 +297,14 @@ impl InFlight {
         match class {
             Class::Buyer => &self.buyers,
             Class::Waiter => &self.waiters,
-            Class::Reserve => &self.reserve,
+            Class::Newcomer => &self.newcomers,
+            Class::Expired => &self.expired,
+            Class::Cancel => &self.cancels,
+            Class::Payment => &self.payments,
+            Class::Callback => &self.callbacks,
+            Class::Unread => &self.unread,
+            Class::Operator => &self.operators,
+            Class::Watcher => &self.watchers,
         }
     }
 }
@@ -472,8 +528,11 @@ mod tests {
         let first = in_flight.enter(Class::Buyer).unwrap();
         let _second = in_flight.enter(Class::Buyer).unwrap();
         assert_eq!(in_flight.enter(Class::Buyer).unwrap_err(), Full);
-        let _health = in_flight.enter(Class::Reserve).expect("a full house still answers health calls");
-        let _poll = in_flight.enter(Class::Waiter).unwrap();
+        let _payment = in_flight.enter(Class::Payment).expect("a full house still takes money");
+        assert_eq!(in_flight.enter(Class::Payment).unwrap_err(), Full);
+        for other in [Class::Cancel, Class::Callback, Class::Operator, Class::Watcher, Class::Waiter] {
+            assert!(in_flight.enter(other).is_ok(), "{other:?} has a pool of its own");
+        }
         assert_eq!(in_flight.used(Class::Buyer), 2);
         drop(first);
         assert_eq!(in_flight.used(Class::Buyer), 1);

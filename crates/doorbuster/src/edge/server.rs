@@ -19,6 +19,7 @@ use rules::wire::Code;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 use super::accept::{self, Arrivals, NewSocket};
 use super::answer::{self, Body};
@@ -273,5 +274,9 @@ async fn attempt(app: &Arc<App>, request: Request<Incoming>, peer: IpAddr) -> Re
         return answer::refuse(Code::Busy);
     };
     let (parts, body) = request.into_parts();
+    if app.settings.telemetry.otlp_endpoint.is_some() {
+        let span = tracing::trace_span!("try");
+        return Box::pin(buy::buy(app, parts, peer, body, Some(permit)).instrument(span)).await;
+    }
     buy::buy(app, parts, peer, body, Some(permit)).await
 }

@@ -45,6 +45,8 @@ pub struct Shortcut<S> {
     watch: Arc<Watch>,
     app: Arc<App>,
     draining: Arc<AtomicBool>,
+    /// Whether somebody gathers traces.
+    traced: bool,
     way: Way,
     doing: Answering,
 }
@@ -107,7 +109,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Shortcut<S> {
     #[must_use]
     pub fn new(socket: S, watch: Arc<Watch>, app: Arc<App>, draining: Arc<AtomicBool>, tries: bool) -> Self {
         let way = if tries { Way::Open } else { Way::Closed };
-        Self { socket, watch, app, draining, way, doing: Answering::Nothing }
+        let traced = app.settings.telemetry.otlp_endpoint.is_some();
+        Self { socket, watch, app, draining, traced, way, doing: Answering::Nothing }
     }
 
     /// Takes what came if it is the shortcut's; `false`: it is hyper's.
@@ -145,7 +148,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Shortcut<S> {
             self.say(context, Said::Prepared(&buy::BUSY))?;
             return Ok(true);
         };
-        let Some(begun) = buy::begin_plain(&self.app, offer, body) else { return Ok(false) };
+        let begun = if self.traced {
+            begin_traced(&self.app, offer, body)
+        } else {
+            buy::begin_plain(&self.app, offer, body)
+        };
+        let Some(begun) = begun else { return Ok(false) };
         match begun {
             Begun::Answer(said) => self.say(context, said)?,
             Begun::Committing { reply, claim, json, patience: _ } => {
@@ -249,6 +257,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Shortcut<S> {
         self.doing = Answering::Nothing;
         self.watch.set(Doing::Idle);
     }
+}
+
+/// The same with a span, of the decision alone: journal and clerk have spans of their own.
+#[cold]
+fn begin_traced(app: &App, offer: &str, body: &[u8]) -> Option<Begun> {
+    tracing::trace_span!("try").in_scope(|| buy::begin_plain(app, offer, body))
 }
 
 /// What a piece that begins a request is.

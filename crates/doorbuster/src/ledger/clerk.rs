@@ -7,6 +7,7 @@ use std::time::Duration;
 use rules::order::Reason;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use super::{LedgerError, Record, Recorded, SqliteLedger};
 use crate::clock::Clock;
@@ -70,7 +71,8 @@ impl Clerk {
             let mut batch: Vec<_> = waiting.drain(..size.min(waiting.len())).collect();
             crash::point("clerk.recording");
             let began = self.clock.instant();
-            match self.record(&batch, &hurry).await {
+            let span = tracing::debug_span!("clerk_batch", claims = batch.len());
+            match self.record(&batch, &hurry).instrument(span).await {
                 Ok(Some(records)) => {
                     // What gave way to somebody comes first in the next batch.
                     let left = batch.split_off(records.len());

@@ -12,6 +12,7 @@ use rules::wire::ReceiverKind;
 use tokio::sync::watch;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use super::endpoint::wants;
 use super::patience::{Breaker, GRACE_MS, Room, wait_ms};
@@ -299,7 +300,8 @@ impl Courier {
             };
             let Some(delivery) = delivery else { return };
             let (sink, event) = (Arc::clone(&work.sink), delivery.event.clone());
-            let task = work.under_way.spawn(async move { sink.send(&event).await });
+            let span = tracing::debug_span!("delivery", event_id = %event.id);
+            let task = work.under_way.spawn(async move { sink.send(&event).await }.instrument(span));
             work.sent.insert(task.id(), (delivery, Arc::clone(&work.sink)));
         }
     }

@@ -300,7 +300,8 @@ impl Writer {
             return self.give_back(batch);
         }
         let began = self.parts.clock.instant();
-        match self.append(batch) {
+        let span = tracing::debug_span!("journal_commit", claims = batch.len());
+        match span.in_scope(|| self.append(batch)) {
             Ok(first_seq) => {
                 self.parts.metrics.journal_batch_claims.observe(f64_of(batch.len()));
                 self.parts.metrics.journal_commit_seconds.observe(began.elapsed().as_secs_f64());

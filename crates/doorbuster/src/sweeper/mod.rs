@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rules::id::OrderId;
 use rules::time::UnixMs;
+use tracing::Instrument as _;
 
 use self::aside::Aside;
 use crate::app::App;
@@ -53,7 +54,7 @@ async fn close_at_deadlines(app: &App) {
     let mut retry = RETRY_FIRST;
     while !app.shutdown.is_cancelled() {
         let now = app.clock.now();
-        let nap = match closer.close_batch(app, now).await {
+        let nap = match closer.close_batch(app, now).instrument(tracing::debug_span!("sweep")).await {
             // There may be more of them: whoever waits for the ledger's writer has had a turn.
             Ok(true) => Duration::ZERO,
             Ok(false) => {

@@ -229,8 +229,12 @@ mod tests {
     }
 
     #[test]
-    fn no_collector_means_no_tracer() {
+    fn no_collector_means_no_tracer_and_no_spans() {
         assert!(traces(&settings(&[])).unwrap().is_none());
+        logged(Look::Json, || {
+            assert!(tracing::trace_span!("request").is_disabled());
+            assert!(tracing::debug_span!("clerk_batch").is_disabled());
+        });
     }
 
     #[tokio::test]
@@ -245,13 +249,15 @@ mod tests {
         let provider = traces(&settings).unwrap();
         let subscriber = subscriber(&settings, Look::Json, std::io::sink, provider.as_ref()).unwrap();
         tracing::subscriber::with_default(subscriber, || {
-            tracing::info_span!("clerk_batch", claims = 7).in_scope(|| {});
+            tracing::debug_span!("clerk_batch", claims = 7).in_scope(|| {});
+            tracing::trace_span!("request").in_scope(|| {});
             tracing::info_span!(target: "reqwest", "noise").in_scope(|| {});
         });
         drop(Guard { traces: provider });
         let request = received.join().unwrap();
         assert!(request.starts_with("POST /v1/traces HTTP/1.1"), "{request}");
         assert!(request.contains("clerk_batch") && request.contains("doorbuster"));
+        assert!(request.contains("request"), "spans are not filtered by the level of the logs");
         assert!(!request.contains("noise"));
     }
 

@@ -325,7 +325,7 @@ label! {
     /// Which limit was full.
     Shed, "limit":
     InFlight = "in_flight", Waiters = "waiters", Reserve = "reserve", Sockets = "sockets",
-    PerIp = "per_ip", PerBuyer = "per_buyer",
+    Operators = "operators", Expired = "expired_passes", PerIp = "per_ip", PerBuyer = "per_buyer",
 }
 
 label! {

@@ -163,6 +163,7 @@ async fn who_asks_too_often_is_told_when_to_come_back() {
         ("ann", pass_path(sale.offer())),
         ("bob", format!("/api/v1/offers/{}/challenge", sale.offer())),
         ("eve", format!("/api/v1/sales/{}/registration", sale.id)),
+        ("joe", "/api/v1/orders/01k9zq3v8g7m4x2r5w6t0n1pbc/payment".to_owned()),
     ] {
         let buyer = app.buyer(name);
         let ask = || app.send(app.client.post(app.url(&path)).bearer_auth(&buyer.token));
@@ -182,6 +183,10 @@ async fn the_request_for_a_pass_must_be_readable() {
     let ann = app.buyer("ann");
     let post = || app.client.post(app.url(&pass_path(sale.offer()))).bearer_auth(&ann.token);
     assert_eq!(app.send(post()).await.0, 200, "a sale without a challenge needs no body");
+    for kind in ["application/json", "text/plain"] {
+        let empty = post().header("content-type", kind).header("content-length", "0");
+        assert_eq!(app.send(empty).await.0, 200, "whatever kind of nothing it is: {kind}");
+    }
     for (kind, body, status, code) in [
         ("application/json", "{", 400, "malformed"),
         ("application/json", "{\"solutions\": 1}", 422, "invalid_request"),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use doorbuster::edge::limits::{Class, EXPIRED_PASSES_MAX};
 use rules::sale::SaleAction;
 use serde_json::{Value, json};
 
@@ -68,6 +69,41 @@ async fn what_is_no_pass_of_this_offer_is_refused() {
         &app.call("POST", "/api/v1/offers/nonsense/orders", None, Some(&body), 404).await,
         "not_found",
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pass_is_looked_at_before_the_quantity() {
+    let app = TestApp::start().await;
+    let (sale, other) = (app.publish(draft(9)).await, app.publish(draft(9)).await);
+    let (good, of_other) = (app.buyer("ann").mint(sale.offer()), app.buyer("ann").mint(other.offer()));
+    let unknown = "/api/v1/offers/01k9zq3v8g7m4x2r5w6t0n1pbc/orders";
+    for (path, pass, status, code) in [
+        (path(&sale).as_str(), "garbled", 403, "pass_invalid"),
+        (path(&sale).as_str(), &of_other, 403, "pass_invalid"),
+        (path(&sale).as_str(), &good, 422, "invalid_request"),
+        (unknown, &good, 404, "not_found"),
+    ] {
+        for quantity in [json!(null), json!("1"), json!(-1)] {
+            let body = json!({"pass": pass, "quantity": quantity});
+            assert_code(&app.call("POST", path, None, Some(&body), status).await, code);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_so_many_expired_passes_are_looked_up_at_once() {
+    let (app, clock) = with_manual_clock(&[]).await;
+    let sale = app.publish(draft(9)).await;
+    let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
+    let expired = ann.mint(sale.offer());
+    clock.advance(Duration::from_millis(300_001));
+    let looked_up: Vec<_> =
+        (0..EXPIRED_PASSES_MAX).map(|_| app.app.in_flight.enter(Class::Expired)).collect();
+    assert!(looked_up.iter().all(Result::is_ok));
+    assert_code(&ann.buy_with(sale.offer(), &expired, 1, 503).await, "busy");
+    bob.buy_with(sale.offer(), &bob.mint(sale.offer()), 1, 202).await;
+    drop(looked_up);
+    assert_code(&ann.buy_with(sale.offer(), &expired, 1, 403).await, "pass_expired");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -146,10 +182,19 @@ async fn a_body_that_is_not_as_it_must_be_is_told_why() {
         assert_code(&problem, "invalid_request");
         assert_eq!(problem["field"], "quantity", "{quantity}: {problem}");
     }
+    for (body, field) in [
+        (format!(r#"{{"pass":"{pass}"}}"#), "quantity"),
+        (r#"{"quantity":1}"#.to_owned(), "pass"),
+        (r#"{"pass":null,"quantity":1}"#.to_owned(), "pass"),
+        ("{}".to_owned(), "pass"),
+    ] {
+        let (status, _, problem) = post("application/json", body.clone()).await;
+        assert_eq!(status, 422, "{body}: {problem}");
+        assert_code(&problem, "invalid_request");
+        assert_eq!(problem["field"], field, "{body}: {problem}");
+    }
     for (kind, body, status, code) in [
         ("application/json", format!(r#"{{"pass":"{pass}","quantity":1,"more":1}}"#), 422, "invalid_request"),
-        ("application/json", format!(r#"{{"pass":"{pass}"}}"#), 422, "invalid_request"),
-        ("application/json", r#"{"quantity":1}"#.to_owned(), 422, "invalid_request"),
         ("application/json", "[]".to_owned(), 422, "invalid_request"),
         ("application/json", "pass=1".to_owned(), 400, "malformed"),
         ("application/json", format!(r#"{{"pass":"{pass}","#), 400, "malformed"),

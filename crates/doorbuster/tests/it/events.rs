@@ -21,7 +21,7 @@ async fn kinds(app: &TestApp, query: &str) -> Vec<String> {
 
 /// Until somebody waits for an answer.
 async fn waits(app: &TestApp) {
-    eventually("somebody waits", async || app.app.in_flight.used(Class::Waiter) > 0).await;
+    eventually("somebody waits", async || app.app.in_flight.used(Class::Watcher) > 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -121,5 +121,8 @@ mod protection;
 /// The shortcut and hyper behind it.
 mod shortcut;
 
+/// Spans on their way to a collector.
+mod traces;
+
 /// The OpenAPI document against the server, by a fuzzer.
 mod schema_fuzz;

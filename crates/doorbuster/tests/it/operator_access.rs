@@ -137,14 +137,41 @@ async fn every_call_answers_the_key_with_something_it_documents() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn calls_that_need_no_body_take_none() {
+    let app = TestApp::start().await;
+    let sale = app.open_sale(1).await;
+    let webhook = json!({"url": "https://shop.example/events"});
+    let webhook = app.operate("POST", "/admin/v1/webhooks", Some(&webhook), 201).await;
+    let replay = format!("/admin/v1/webhooks/{}/replay", webhook["id"].as_str().unwrap());
+    for path in ["/admin/v1/audit", &replay] {
+        let post = || app.client.post(app.url(path)).bearer_auth(ADMIN_KEY);
+        for request in [post(), post().header("content-type", "application/json"), post().json(&json!({}))] {
+            let (status, _, answer) = app.send(request).await;
+            assert!(matches!(status, 200 | 202), "{path}: {status} {answer}");
+        }
+        assert_eq!(app.send(post().header("content-type", "text/plain").body("{}")).await.0, 415, "{path}");
+        assert_eq!(app.send(post().json(&json!({"nonsense": 1}))).await.0, 422, "{path}");
+    }
+    let of_sale = json!({"sale_id": sale.id});
+    let made = app.operate("POST", "/admin/v1/audit", Some(&of_sale), 200).await;
+    assert_eq!(made["clean"], true, "a body that is there counts: {made}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn with_a_listener_of_their_own_operators_are_met_nowhere_else() {
+    // With a trusted proxy on this machine, being local is no proof of anything; without one it is none here either.
+    for proxies in ["limits.trusted_proxies=", "limits.trusted_proxies=127.0.0.1"] {
+        met_nowhere_else(proxies).await;
+    }
+}
+
+async fn met_nowhere_else(proxies: &str) {
     let folder = tempfile::tempdir().unwrap();
     let bind = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (public, private) = (bind().await, bind().await);
     let (public_at, private_at) = (public.local_addr().unwrap(), private.local_addr().unwrap());
     let shutdown = CancellationToken::new();
-    // A trusted proxy on this machine: being local is then no proof of anything.
-    let settings = settings(folder.path(), &["limits.trusted_proxies=127.0.0.1"]);
+    let settings = settings(folder.path(), &[proxies]);
     let server =
         Server::start(settings, Clock::system(), public, Some(private), shutdown.clone()).await.unwrap();
     let running = tokio::spawn(server.until_the_end());
@@ -167,7 +194,8 @@ async fn with_a_listener_of_their_own_operators_are_met_nowhere_else() {
     assert_eq!(bought.status(), 404, "no buyer buys there");
     let metrics =
         async |at| client.get(format!("http://{at}/metrics")).send().await.unwrap().status().as_u16();
-    assert_eq!((metrics(private_at).await, metrics(public_at).await), (200, 401));
+    assert_eq!((metrics(private_at).await, metrics(public_at).await), (200, 404), "{proxies}");
+    assert_eq!(ask(public_at, "/metrics").await, 404, "not even with the key");
     for at in [public_at, private_at] {
         assert_eq!((ask(at, "/healthz").await, ask(at, "/readyz").await), (200, 200));
     }

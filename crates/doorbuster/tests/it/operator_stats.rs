@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use doorbuster::edge::limits::{Class, OPERATORS_MAX};
 use doorbuster::ledger::Cancelled;
 use doorbuster::queue::{Claim, Revive};
 use futures_util::StreamExt as _;
@@ -134,13 +135,24 @@ async fn a_stream_tells_the_numbers_as_they_change_and_ends_with_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_are_counted_among_those_who_wait() {
-    let app = TestApp::with(&["limits.waiters=1"]).await;
+async fn streams_of_operators_have_places_of_their_own() {
+    // However many buyers wait, or are under way.
+    let app = TestApp::with(&["limits.waiters=0", "limits.in_flight=1"]).await;
     let sale = app.open_sale(5).await;
     let path = format!("/admin/v1/sales/{}/stream", sale.id);
+    let _buyer = app.app.in_flight.enter(Class::Buyer).unwrap();
     let first = app.client.get(app.url(&path)).bearer_auth(ADMIN_KEY).send().await.unwrap();
-    assert_eq!(first.status(), 200);
+    assert_eq!((first.status().as_u16(), app.app.in_flight.used(Class::Watcher)), (200, 1));
+    let others: Vec<_> = (1..OPERATORS_MAX).map(|_| app.app.in_flight.enter(Class::Watcher)).collect();
+    assert!(others.iter().all(Result::is_ok));
     assert_eq!(app.operate("GET", &path, None, 503).await["code"], "busy");
+    let before = std::time::Instant::now();
+    let last = app.operate("GET", "/admin/v1/events?last=1", None, 200).await;
+    let wait = format!("/admin/v1/events?wait=30&after={}", last["cursor"].as_str().unwrap());
+    app.operate("GET", &wait, None, 200).await;
+    assert!(before.elapsed() < Duration::from_secs(20), "one too many is answered at once");
+    let pause = format!("/admin/v1/sales/{}/pause", sale.id);
+    app.operate("POST", &pause, None, 200).await;
     drop(first);
     crate::operator_sales::eventually("the place is free again", async || {
         let again = app.client.get(app.url(&path)).bearer_auth(ADMIN_KEY).send().await.unwrap();

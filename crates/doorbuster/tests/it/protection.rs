@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use doorbuster::edge::limits::Class;
+use doorbuster::edge::limits::{Class, READS_PER_TRY, UNREAD_CALLBACKS_MAX};
 use doorbuster::telemetry::metrics::ConnectionOutcome;
 use serde_json::{Value, json};
 use testkit::process::{Program, Stream};
@@ -13,7 +13,8 @@ use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 
-use crate::app::{ADMIN_KEY, TestApp, assert_code, draft};
+use crate::app::{ADMIN_KEY, TestApp, TestBuyer, assert_code, draft};
+use crate::money;
 
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -335,6 +336,57 @@ async fn an_address_is_limited_unless_it_sends_a_buyer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_address_is_limited_whatever_is_wrong_with_its_tries() {
+    let app = TestApp::with(&["limits.per_ip_per_s=1", "limits.per_ip_burst=1"]).await;
+    let sale = app.open_sale(9).await;
+    let path = format!("/api/v1/offers/{}/orders", sale.offer());
+    let good = app.buyer("ann").mint(sale.offer());
+    let large = json!({"pass": "x".repeat(20_000), "quantity": 1}).to_string();
+    let unknown = "/api/v1/offers/01k9zq3v8g7m4x2r5w6t0n1pbc/orders";
+    for (case, path, kind, body) in [
+        ("no JSON", path.as_str(), "application/json", "{"),
+        ("another kind", &path, "text/plain", "{}"),
+        ("too large", &path, "application/json", &large),
+        ("no pass", &path, "application/json", "{}"),
+        ("no pass and no quantity", &path, "application/json", r#"{"pass":"x","quantity":null}"#),
+        ("an unknown offer", unknown, "application/json", r#"{"pass":"x","quantity":1}"#),
+    ] {
+        let ask =
+            || app.send(app.client.post(app.url(path)).header("content-type", kind).body(body.to_owned()));
+        let mut met = Vec::new();
+        while met.len() < 20 && !met.contains(&429) {
+            met.push(ask().await.0);
+        }
+        assert!(met.contains(&429), "{case}: {met:?}");
+    }
+    // Whoever has a pass is known by it, and so is not one of the address's strangers.
+    for _ in 0..5 {
+        let body = json!({"pass": good, "quantity": null});
+        assert_eq!(app.call("POST", &path, None, Some(&body), 422).await["field"], "quantity");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_buyer_may_look_often_but_not_without_end() {
+    let app = TestApp::with(&["limits.per_buyer_per_s=1", "limits.per_buyer_burst=2"]).await;
+    let (ann, ben) = (app.buyer("ann"), app.buyer("ben"));
+    for path in ["/api/v1/me", "/api/v1/orders", "/api/v1/orders/01k9zq3v8g7m4x2r5w6t0n1pbc"] {
+        let ask = |buyer: &TestBuyer<'_>| app.send(app.client.get(app.url(path)).bearer_auth(&buyer.token));
+        let answers = futures_util::future::join_all((0..100).map(|_| ask(&ann))).await;
+        let (refused, served): (Vec<_>, Vec<_>) = answers.iter().partition(|(status, ..)| *status == 429);
+        let most = usize::try_from(2 * READS_PER_TRY).unwrap();
+        assert!(!refused.is_empty(), "{path}: all of {} were served", served.len());
+        assert_code(&refused[0].2, "too_fast");
+        assert_ne!(ask(&ben).await.0, 429, "{path}: the others do not notice");
+        assert!(path != "/api/v1/me" || served.len() >= most, "{path}: only {} were served", served.len());
+    }
+    let cancel = "/api/v1/orders/01k9zq3v8g7m4x2r5w6t0n1pbc/cancel";
+    let ask = || app.send(app.client.post(app.url(cancel)).bearer_auth(&ann.token));
+    let answers = futures_util::future::join_all((0..100).map(|_| ask())).await;
+    assert!(answers.iter().any(|(status, ..)| *status == 429), "a cancel is counted too");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_buyer_who_tries_too_fast_is_told_when_to_come_back() {
     let app = TestApp::with(&["limits.per_buyer_per_s=1", "limits.per_buyer_burst=2"]).await;
     let sale = app.open_sale(9).await;
@@ -403,6 +455,35 @@ async fn a_full_house_says_busy_at_once_and_keeps_its_reserve() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn callbacks_that_are_sent_slowly_keep_nobody_out() {
+    let app = TestApp::with(&[money::SANDBOX, "limits.reserve=4"]).await;
+    let sale = app.open_sale(2).await;
+    let ann = app.buyer("ann");
+    let order = money::won(&ann, &sale).await;
+    let payment = money::payment(&ann, &order).await;
+    let half = post("/api/v1/payments/sandbox/callback", 100, "{");
+    let mut slow = Vec::new();
+    for _ in 0..8 {
+        slow.push(Raw::saying(app.address, &half).await);
+    }
+    eventually(|| app.app.in_flight.used(Class::Unread) == 8).await;
+    app.call("GET", "/healthz", None, None, 200).await;
+    app.operate("GET", "/admin/v1/sales", None, 200).await;
+    let forge = money::Forge::of(&app);
+    assert_eq!(forge.send(&app, &forge.paid(&payment, "event-1", "capture-1")).await, 200);
+    money::becomes(&ann, &order, "paid").await;
+
+    // Of those whose body is on its way there may be only so many; what came whole is not among them.
+    let others: Vec<_> = (8..UNREAD_CALLBACKS_MAX).map(|_| app.app.in_flight.enter(Class::Unread)).collect();
+    assert!(others.iter().all(Result::is_ok));
+    assert_code(&Raw::saying(app.address, &half).await.answer().await.json(), "busy");
+    let whole = post("/api/v1/payments/sandbox/callback", 2, "{}");
+    assert_code(&Raw::saying(app.address, whole).await.answer().await.json(), "signature_invalid");
+    drop(slow);
+    eventually(|| app.app.in_flight.used(Class::Unread) == UNREAD_CALLBACKS_MAX - 8).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn no_request_is_hidden_inside_another() {
     let app = TestApp::start().await;
     let hidden = "GET /healthz HTTP/1.1\r\nHost: shop\r\n\r\n";
@@ -465,7 +546,8 @@ async fn bare_line_feeds_end_lines_for_everybody_or_for_nobody() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_answer_carries_the_security_headers() {
-    let app = TestApp::with(&["limits.in_flight=1", "limits.per_ip_per_s=1", "limits.per_ip_burst=1"]).await;
+    // Five requests of a stranger, and the next ones are too many.
+    let app = TestApp::with(&["limits.in_flight=1", "limits.per_ip_per_s=1", "limits.per_ip_burst=5"]).await;
     let sale = app.open_sale(0).await;
     let ann = app.buyer("ann");
     let tries = format!("/api/v1/offers/{}/orders", sale.offer());
@@ -478,7 +560,6 @@ async fn every_answer_carries_the_security_headers() {
         (200, get("/healthz")),
         (200, get("/metrics")),
         (200, get("/api/docs/")),
-        (429, get("/api/docs/")),
         (401, get("/admin/v1/sales")),
         (404, as_ann(get("/api/v1/nowhere"))),
         (405, as_ann(app.client.delete(app.url("/api/v1/time")))),
@@ -486,10 +567,17 @@ async fn every_answer_carries_the_security_headers() {
         (422, try_with(json!({}))),
         (413, try_with(json!({"pass": "x".repeat(20_000), "quantity": 1}))),
         (415, app.client.post(app.url(&tries)).body("x")),
-        (429, get("/api/v1/time")),
     ];
     for (status, request) in kinds {
         assert_secure(app.send(request).await, status);
+    }
+    // The burst is used up, by whatever path, in time or a little later.
+    for (path, status) in [("/api/v1/time", 200), ("/api/docs/", 200)] {
+        let mut answer = app.send(get(path)).await;
+        while answer.0 == status {
+            answer = app.send(get(path)).await;
+        }
+        assert_secure(answer, 429);
     }
     let _slow = Raw::saying(app.address, post(&tries, 2, "")).await;
     eventually(|| app.app.in_flight.used(Class::Buyer) == 1).await;
@@ -512,12 +600,24 @@ fn assert_secure((found, headers, body): (u16, reqwest::header::HeaderMap, Value
 async fn numbers_are_for_this_machine_or_for_the_key() {
     let app = TestApp::start().await;
     app.call("GET", "/metrics", None, None, 200).await;
-    // Behind a proxy everybody comes from this machine.
+    // Behind a proxy everybody's connection comes from this machine; the proxy says who they are.
     let behind = TestApp::with(&["limits.trusted_proxies=127.0.0.1"]).await;
-    assert_code(&behind.call("GET", "/metrics", None, None, 401).await, "unauthorized");
-    behind.call("GET", "/metrics", Some("wrong"), None, 401).await;
-    behind.call("GET", "/metrics", Some(&behind.buyer("ann").token), None, 401).await;
-    behind.call("GET", "/metrics", Some(ADMIN_KEY), None, 200).await;
+    let ask = async |client: Option<&str>, token: &str| {
+        let mut request = behind.client.get(behind.url("/metrics")).bearer_auth(token);
+        if let Some(client) = client {
+            request = request.header("x-forwarded-for", client);
+        }
+        behind.send(request).await
+    };
+    assert_code(&ask(Some("192.0.2.1"), "").await.2, "unauthorized");
+    assert_eq!(
+        ask(Some("127.0.0.1, 192.0.2.1"), "").await.0,
+        401,
+        "what the client wrote himself is ignored"
+    );
+    assert_eq!(ask(Some("192.0.2.1"), &behind.buyer("ann").token).await.0, 401);
+    assert_eq!(ask(Some("192.0.2.1"), ADMIN_KEY).await.0, 200);
+    assert_eq!(ask(None, "").await.0, 200, "this machine itself, past the proxy");
 }
 
 #[tokio::test(flavor = "multi_thread")]

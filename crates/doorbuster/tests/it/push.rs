@@ -1,10 +1,13 @@
 //! WebSocket and event streams.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use doorbuster::edge::limits::Class;
+use doorbuster::edge::limits::{Class, NEWCOMERS_MAX};
 use doorbuster::telemetry::metrics::PushOutcome;
 use futures_util::{SinkExt as _, StreamExt as _};
+use rules::buyer::BuyerId;
+use rules::wire::OrderView;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
@@ -104,8 +107,7 @@ async fn a_socket_tells_live_orders_and_then_every_change() {
     assert_eq!(app.app.metrics.pushes.get(PushOutcome::Sent), 3);
     assert_eq!(app.app.metrics.sockets_open.get(), 1);
     drop(socket);
-    eventually(|| app.app.metrics.sockets_open.get() == 0 && app.app.in_flight.used(Class::Waiter) == 0)
-        .await;
+    eventually(|| app.app.metrics.sockets_open.get() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -164,11 +166,58 @@ async fn there_are_only_so_many_sockets_per_buyer_and_in_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_too_many_wait_no_socket_is_opened() {
+async fn sockets_are_not_among_those_who_wait() {
     let app = TestApp::with(&["limits.waiters=0"]).await;
-    let ann = app.buyer("ann");
+    let _socket = Socket::of(&app.buyer("ann")).await;
+    let stream = stream_request(&app.buyer("bob")).send().await.unwrap();
+    assert_eq!(stream.status(), 200);
+    assert_eq!(app.app.metrics.sockets_open.get(), 2);
+    eventually(|| app.app.in_flight.used(Class::Newcomer) == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_so_many_sockets_are_on_their_way_in() {
+    let app = TestApp::start().await;
+    let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
+    let mut inside = Socket::of(&ann).await;
+    let mut unknown = Socket::open(&app, &[]).await;
+    eventually(|| app.app.in_flight.used(Class::Newcomer) == 1).await;
+    let others: Vec<_> = (1..NEWCOMERS_MAX).map(|_| app.app.in_flight.enter(Class::Newcomer)).collect();
+    assert!(others.iter().all(Result::is_ok));
     assert_eq!(Socket::open(&app, &[]).await.closed().await, 4429);
-    assert_code(&app.send(stream_request(&ann)).await.2, "busy");
+    assert_code(&app.send(stream_request(&bob)).await.2, "busy");
+    // Who is let in makes room for the next.
+    unknown.say(&json!({"type": "auth", "token": bob.token})).await;
+    assert_eq!(unknown.hear().await, json!({"type": "ready"}));
+    let _next = Socket::of(&bob).await;
+    let sale = app.open_sale(1).await;
+    ann.buy(sale.offer(), 1, 202).await;
+    assert_eq!(inside.hear().await["type"], "order", "whoever is in does not notice");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_was_overtaken_is_not_told() {
+    let app = TestApp::start().await;
+    let sale = app.publish(draft(3)).await;
+    let ann = app.buyer("ann");
+    let order = ann.buy(sale.offer(), 1, 202).await;
+    let id = order["id"].as_str().unwrap();
+    let ended = ann.call("POST", &format!("/api/v1/orders/{id}/cancel"), None, 200).await;
+    let mut socket = Socket::of(&ann).await;
+    let publish = |order: &str, seq: u32| {
+        let mut view: OrderView = serde_json::from_value(ended.clone()).unwrap();
+        (view.id, view.seq) = (order.parse().unwrap(), seq);
+        app.app.hub.publish(&BuyerId::parse("ann").unwrap(), &Arc::new(view));
+    };
+    for seq in [4, 3, 4, 5] {
+        publish(id, seq);
+    }
+    publish("01k9zq3v8g7m4x2r5w6t0n1pbc", 1);
+    let mut told = Vec::new();
+    for _ in 0..3 {
+        told.push(socket.hear().await["event_id"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(told, [format!("{id}-4"), format!("{id}-5"), "01k9zq3v8g7m4x2r5w6t0n1pbc-1".to_owned()]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,7 @@
 //! `GET /api/v1/events`: changes of the buyer's orders as they happen, over a WebSocket or as server-sent events. A
 //! push is a hint: whoever misses one reads the order.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ use crate::edge::auth::Bearer;
 use crate::edge::extract::KnownBuyer;
 use crate::edge::openapi::problems;
 use crate::edge::refusal::{Answer, Refusal};
-use crate::edge::router::WaiterPermit;
+use crate::edge::router::{DoNotWait, Place};
 use crate::edge::server::OpenConnection;
 use crate::ledger::LedgerError;
 use crate::outbox::hub::{Listener, Most, TooMany};
@@ -61,6 +61,9 @@ const FRAMES_PER_PING_MAX: u32 = 100;
 
 /// Most live orders that are told at the beginning.
 const SNAPSHOT_ORDERS_MAX: u32 = 200;
+
+/// Orders of which a socket remembers how far it has told: all of the beginning, and then some.
+const TOLD_ORDERS_MAX: usize = 256;
 
 const PROTOCOL: &str = "doorbuster.v1";
 
@@ -153,21 +156,30 @@ fn accepts_events(headers: &HeaderMap) -> bool {
     kinds.any(|kind| fits(kind.trim()))
 }
 
-/// What a socket takes up for as long as it is open.
+/// What a socket takes up for as long as it is open. Its place among all sockets is its feed's.
 struct Seat {
-    _permit: WaiterPermit,
+    /// Its place among those on their way in, until it has a feed.
+    newcomer: Option<Place>,
     _connection: Option<OpenConnection>,
     open: Gauge,
 }
 
 impl Seat {
-    /// `None` when too many wait already.
+    /// `None` when too many are on their way in.
     fn take(app: &App, extensions: &Extensions) -> Option<Self> {
-        let permit = extensions.get::<WaiterPermit>()?.clone();
+        if extensions.get::<DoNotWait>().is_some() {
+            return None;
+        }
+        let newcomer = Some(extensions.get::<Place>()?.clone());
         let connection = extensions.get::<OpenConnection>().cloned();
         let open = app.metrics.sockets_open.clone();
         open.inc();
-        Some(Self { _permit: permit, _connection: connection, open })
+        Some(Self { newcomer, _connection: connection, open })
+    }
+
+    /// It has a feed: the next one may come in.
+    fn is_in(&mut self) {
+        self.newcomer = None;
     }
 }
 
@@ -181,8 +193,25 @@ impl Drop for Seat {
 struct Feed {
     listener: Listener,
     snapshot: VecDeque<Arc<OrderView>>,
-    /// The `seq` of the snapshot's orders: what is not newer has been told.
-    told: HashMap<OrderId, u32>,
+    told: Told,
+}
+
+/// How far the buyer has been told of each order, of the last [`TOLD_ORDERS_MAX`]. Changes are published by several
+/// tasks, so a later one may come first; what was overtaken is no news.
+#[derive(Default)]
+struct Told(VecDeque<(OrderId, u32)>);
+
+impl Told {
+    /// Whether this is news; if so, it counts as told.
+    fn is_news(&mut self, order: &OrderView) -> bool {
+        let known = self.0.iter().rposition(|(id, _)| *id == order.id).and_then(|at| self.0.remove(at));
+        let news = known.is_none_or(|(_, seq)| seq < order.seq);
+        if self.0.len() == TOLD_ORDERS_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back((order.id, known.map_or(order.seq, |(_, seq)| seq.max(order.seq))));
+        news
+    }
 }
 
 enum NoFeed {
@@ -205,24 +234,18 @@ impl Feed {
             snapshot.retain(|queued| queued.id != order.id);
             snapshot.push(Arc::new(order.view()));
         }
-        let told = snapshot.iter().map(|order| (order.id, order.seq)).collect();
-        Ok(Self { listener, snapshot: snapshot.into(), told })
+        Ok(Self { listener, snapshot: snapshot.into(), told: Told::default() })
     }
 
     /// `None` when this listener was too slow and was cut off.
     async fn next(&mut self) -> Option<Arc<OrderView>> {
-        if let Some(order) = self.snapshot.pop_front() {
-            return Some(order);
-        }
         loop {
-            let order = self.listener.next().await?;
-            match self.told.get_mut(&order.id) {
-                Some(told) if *told >= order.seq => {}
-                Some(told) => {
-                    *told = order.seq;
-                    return Some(order);
-                }
-                None => return Some(order),
+            let order = match self.snapshot.pop_front() {
+                Some(order) => order,
+                None => self.listener.next().await?,
+            };
+            if self.told.is_news(&order) {
+                return Some(order);
             }
         }
     }
@@ -237,7 +260,7 @@ fn event_id(order: &OrderView) -> String {
 async fn open_stream(app: Arc<App>, seat: Option<Seat>, parts: &Parts) -> Answer {
     let known = parts.extensions.get::<KnownBuyer>().and_then(|known| known.0.clone());
     let Bearer { buyer, until } = known.ok_or_else(|| Refusal::new(Code::Unauthorized))?;
-    let seat = seat.ok_or_else(|| Refusal::new(Code::Busy))?;
+    let mut seat = seat.ok_or_else(|| Refusal::new(Code::Busy))?;
     let feed = Feed::open(&app, &buyer).await.map_err(|refused| match refused {
         NoFeed::TooMany(TooMany::InAll) => Refusal::new(Code::Busy),
         NoFeed::TooMany(TooMany::OfBuyer) => {
@@ -245,6 +268,7 @@ async fn open_stream(app: Arc<App>, seat: Option<Seat>, parts: &Parts) -> Answer
         }
         NoFeed::Ledger(error) => error.into(),
     })?;
+    seat.is_in();
     let life = Duration::from_secs(app.settings.limits.stream_life_s.into()).min(left(&app, until));
     let events = stream::unfold((app, seat, feed), |(app, seat, mut feed)| async move {
         let next = app.shutdown.run_until_cancelled(feed.next()).await?;
@@ -326,14 +350,18 @@ fn who_says_so(app: &App, parts: &Parts) -> Option<Result<Bearer, Goodbye>> {
     Some(app.auth.bearer(token).map_err(|_| Goodbye::NotAuthorised))
 }
 
-async fn serve(app: Arc<App>, seat: Option<Seat>, told: Option<Result<Bearer, Goodbye>>, socket: WebSocket) {
+async fn serve(
+    app: Arc<App>,
+    mut seat: Option<Seat>,
+    told: Option<Result<Bearer, Goodbye>>,
+    socket: WebSocket,
+) {
     let mut talk = Talk { app, socket, frames: 0, heard: true };
-    let goodbye = if seat.is_some() {
-        match talk.run(told).await {
+    let goodbye = match &mut seat {
+        Some(seat) => match talk.run(seat, told).await {
             Err(goodbye) => goodbye,
-        }
-    } else {
-        Goodbye::TooMany
+        },
+        None => Goodbye::TooMany,
     };
     talk.end(goodbye).await;
     drop(seat);
@@ -350,7 +378,11 @@ struct Talk {
 }
 
 impl Talk {
-    async fn run(&mut self, told: Option<Result<Bearer, Goodbye>>) -> Result<Infallible, Goodbye> {
+    async fn run(
+        &mut self,
+        seat: &mut Seat,
+        told: Option<Result<Bearer, Goodbye>>,
+    ) -> Result<Infallible, Goodbye> {
         let shutdown = self.app.shutdown.clone();
         let Bearer { buyer, until } = match told {
             Some(told) => told?,
@@ -367,6 +399,7 @@ impl Talk {
                 Goodbye::GoingAway("the orders cannot be read at the moment")
             }
         })?;
+        seat.is_in();
         self.send(&ToBuyer::Ready).await?;
         let mut pings = tokio::time::interval(PING_EVERY);
         pings.tick().await;

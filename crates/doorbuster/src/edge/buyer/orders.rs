@@ -33,7 +33,7 @@ problems! {
         TooLarge UnsupportedMediaType InvalidRequest NotOpen TooFast Busy Unsure;
     ListRefusals = Unauthorized InvalidRequest TooFast Internal Busy;
     ShowRefusals = Unauthorized NotFound InvalidRequest TooFast Internal Busy Unsure;
-    CancelRefusals = Unauthorized NotFound NotCancellable NotYet Internal Busy Unsure;
+    CancelRefusals = Unauthorized NotFound NotCancellable NotYet TooFast Internal Busy Unsure;
 }
 
 /// The try. Needs no bearer token: the pass says who. The same pass again is the same request and answers the same

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use http::StatusCode;
-use http::header::CONTENT_TYPE;
 use rules::buyer::BuyerId;
 use rules::id::OfferId;
 use rules::pass::Pass;
@@ -22,7 +21,7 @@ use crate::app::App;
 use crate::catalogue::OfferCard;
 use crate::edge::answer::Extra;
 use crate::edge::challenge::ChallengeRefusal;
-use crate::edge::extract::{Buyer, IdPath, parse_json, read_bytes};
+use crate::edge::extract::{Buyer, IdPath, read_optional};
 use crate::edge::openapi::problems;
 use crate::edge::refusal::{Answer, Refusal, json};
 use crate::telemetry::metrics::{ChallengeOutcome, PassOutcome, Step};
@@ -69,7 +68,8 @@ async fn give(
 ) -> Result<PassGiven, Refusal> {
     let Buyer(buyer) = buyer?;
     not_too_fast(app, &buyer)?;
-    let PassRequest { solution } = read(request, app).await?;
+    // Sales without a challenge need no body.
+    let PassRequest { solution } = read_optional(request, app.settings.limits.body_bytes, app).await?;
     let card = app.catalogue.offer(offer).ok_or_else(|| Refusal::new(Code::NotFound))?;
     let now = app.clock.now();
     check_time(app, &card, now)?;
@@ -77,16 +77,6 @@ async fn give(
     check_challenge(app, &card, &buyer, solution.as_ref())?;
     card.sale.funnel.inc(Step::Pass);
     Ok(PassGiven { notice: notice.map(|notice| notice.to_string()), ..mint(app, &card, &buyer, now) })
-}
-
-/// Sales without a challenge need no body.
-async fn read(request: Request, app: &App) -> Result<PassRequest, Refusal> {
-    let has_body = hyper::body::Body::size_hint(request.body()).exact() != Some(0);
-    if !has_body && !request.headers().contains_key(CONTENT_TYPE) {
-        return Ok(PassRequest::default());
-    }
-    let told: Option<PassRequest> = parse_json(&read_bytes(request, app).await?)?;
-    Ok(told.unwrap_or_default())
 }
 
 fn check_time(app: &App, card: &OfferCard, now: UnixMs) -> Result<(), Refusal> {

@@ -3,24 +3,25 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use axum::extract::{Extension, State};
+use axum::extract::{Extension, FromRequest as _, Request, State};
 use http::header::USER_AGENT;
 use http::{HeaderMap, StatusCode};
 use rules::id::OrderId;
 use rules::payment::PAYMENTS_PER_ORDER_MAX;
 use rules::wire::{Code, PaymentGiven, PaymentRequest};
 
+use super::not_too_fast;
 use crate::app::App;
 use crate::edge::extract::{Buyer, IdPath, JsonBody};
 use crate::edge::openapi::problems;
 use crate::edge::refusal::{Answer, Refusal, json};
-use crate::edge::router::ClientAddress;
+use crate::edge::router::{ClientAddress, Place};
 use crate::payment::providers::Device;
 use crate::payment::till::PayAnswer;
 
 problems! {
-    Refusals = Malformed Unauthorized NotFound NotPayable NotYet TooLarge UnsupportedMediaType InvalidRequest Internal
-        ProviderRefused ProviderUnavailable Busy Unsure;
+    Refusals = Malformed Unauthorized NotFound NotPayable NotYet TooLarge UnsupportedMediaType InvalidRequest TooFast
+        Internal ProviderRefused ProviderUnavailable Busy Unsure;
 }
 
 /// Starts the payment of an order and says where to pay. Again, it answers the payment that is open; with another
@@ -35,10 +36,19 @@ pub async fn pay(
     Buyer(buyer): Buyer,
     IdPath(id): IdPath<OrderId>,
     Extension(ClientAddress(address)): Extension<ClientAddress>,
-    headers: HeaderMap,
-    JsonBody(PaymentRequest { provider }): JsonBody<PaymentRequest>,
+    Extension(place): Extension<Place>,
+    request: Request,
 ) -> Answer {
-    match app.pay(id, &buyer, &provider, device(&headers, address)).await? {
+    not_too_fast(&app, &buyer)?;
+    let device = device(request.headers(), address);
+    let JsonBody(PaymentRequest { provider }) = JsonBody::from_request(request, &app).await?;
+    let payer = Arc::clone(&app);
+    let paying = async move {
+        // Until the provider has answered, also when the buyer hangs up before: so many are asked at once, no more.
+        let _place = place;
+        payer.pay(id, &buyer, &provider, device).await
+    };
+    match app.to_the_end(paying).await? {
         PayAnswer::Pay { payment, pay_url } => {
             Ok(json(StatusCode::OK, &PaymentGiven { payment_id: payment, pay_url }))
         }

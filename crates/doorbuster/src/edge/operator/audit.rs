@@ -10,7 +10,7 @@ use rules::wire::{AuditRequest, AuditView, Code, Page};
 use serde::Deserialize;
 
 use super::refusals::{OfAudit, OfList, OfLook};
-use super::{Operator, OperatorBody, number_cursor, page_limit};
+use super::{Operator, OptionalBody, number_cursor, page_limit};
 use crate::app::App;
 use crate::auditor::scope_of;
 use crate::edge::extract::{IdPath, QueryOf};
@@ -25,14 +25,14 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Answers `200` with the report, or `202` while it runs: then `clean` is null, and the report is at
 /// `GET /admin/v1/audit/{audit}` when it is done. A doubt about the gate takes two looks a few seconds apart.
 #[utoipa::path(
-    post, path = "/admin/v1/audit", tag = "operator", request_body = AuditRequest,
+    post, path = "/admin/v1/audit", tag = "operator", request_body = Option<AuditRequest>,
     responses((status = 200, body = AuditView), (status = 202, body = AuditView), OfAudit),
     security(("admin_key" = []))
 )]
 pub async fn make(
     _: Operator,
     State(app): State<Arc<App>>,
-    OperatorBody(request): OperatorBody<AuditRequest>,
+    OptionalBody(request): OptionalBody<AuditRequest>,
 ) -> Answer {
     if let Some(field) = app.ledger.unknown_in(scope_of(&request)).await? {
         return Err(Refusal::field(field, "names nothing that there is"));

@@ -42,7 +42,7 @@ use utoipa_axum::routes;
 
 use super::answer::Extra;
 use super::body;
-use super::extract::{Operator, page_limit, parse_json, read_within};
+use super::extract::{Operator, page_limit, parse_json, parse_named, read_optional, read_within};
 use super::refusal::Refusal;
 use crate::app::App;
 use crate::ledger::Changed;
@@ -123,6 +123,18 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for OperatorBody<T> {
         }
         let bytes = read_within(request.into_body(), OPERATOR_BODY_BYTES_MAX, app).await?;
         parse_json(&bytes).map(Self)
+    }
+}
+
+/// The same of a call that needs no body.
+#[derive(Clone, Debug)]
+struct OptionalBody<T>(T);
+
+impl<T: DeserializeOwned + Default> FromRequest<Arc<App>> for OptionalBody<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Refusal> {
+        read_optional(request, OPERATOR_BODY_BYTES_MAX, app).await.map(Self)
     }
 }
 

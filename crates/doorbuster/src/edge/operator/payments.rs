@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::State;
 use http::StatusCode;
 use rules::id::{OrderId, PaymentId};
 use rules::payment::State as PaymentState;
@@ -12,10 +12,9 @@ use serde::Deserialize;
 
 use super::orders::operator_order;
 use super::refusals::{OfList, OfLook, OfRefund, OfRetry};
-use super::{OPERATOR_BODY_BYTES_MAX, Operator, number_cursor, page_limit, told};
+use super::{Operator, OptionalBody, number_cursor, page_limit, told};
 use crate::app::App;
-use crate::edge::body;
-use crate::edge::extract::{IdPath, QueryOf, parse_json, parse_named, read_within};
+use crate::edge::extract::{IdPath, QueryOf, parse_named};
 use crate::edge::refusal::{Answer, Refusal, json};
 use crate::ledger::LedgerResult;
 use crate::ledger::money::{Payment, RefundAsked};
@@ -104,9 +103,8 @@ pub async fn refund(
     _: Operator,
     State(app): State<Arc<App>>,
     IdPath(id): IdPath<OrderId>,
-    request: Request,
+    OptionalBody(RefundRequest { restock }): OptionalBody<RefundRequest>,
 ) -> Answer {
-    let RefundRequest { restock } = read_request(request, &app).await?;
     match app.refund_order(id, restock).await? {
         RefundAsked::Begun { order, .. } | RefundAsked::Before(order) => {
             Ok(json(StatusCode::OK, &operator_order(&order)))
@@ -116,17 +114,6 @@ pub async fn refund(
             Err(Refusal::detail(Code::NotRefundable, detail))
         }
         RefundAsked::NotFound => Err(Refusal::new(Code::NotFound)),
-    }
-}
-
-/// Without a body everything is as usual.
-async fn read_request(request: Request, app: &App) -> Result<RefundRequest, Refusal> {
-    let is_json = body::is_json(request.headers());
-    let bytes = read_within(request.into_body(), OPERATOR_BODY_BYTES_MAX, app).await?;
-    match (bytes.is_empty(), is_json) {
-        (true, _) => Ok(RefundRequest::default()),
-        (false, true) => parse_json::<Option<RefundRequest>>(&bytes).map(Option::unwrap_or_default),
-        (false, false) => Err(Refusal::new(Code::UnsupportedMediaType)),
     }
 }
 

@@ -18,7 +18,7 @@ use super::refusals::OfLook;
 use crate::app::App;
 use crate::edge::extract::IdPath;
 use crate::edge::refusal::{Answer, Refusal, json};
-use crate::edge::router::WaiterPermit;
+use crate::edge::router::{DoNotWait, Place};
 
 /// How often a stream tells the numbers.
 const STATS_EVERY: Duration = Duration::from_secs(1);
@@ -54,27 +54,29 @@ pub async fn stream(
     _: Operator,
     State(app): State<Arc<App>>,
     IdPath(id): IdPath<SaleId>,
-    permit: Option<Extension<WaiterPermit>>,
+    Extension(place): Extension<Place>,
+    too_many: Option<Extension<DoNotWait>>,
 ) -> Answer {
-    // A stream without a place among those that wait would be one too many.
-    let Some(Extension(permit)) = permit else { return Err(Refusal::new(Code::Busy)) };
+    if too_many.is_some() {
+        return Err(Refusal::new(Code::Busy));
+    }
     if app.stats(id).await?.is_none() {
         return Err(Refusal::new(Code::NotFound));
     }
-    Ok(Sse::new(events(app, id, permit)).keep_alive(KeepAlive::default()).into_response())
+    Ok(Sse::new(events(app, id, place)).keep_alive(KeepAlive::default()).into_response())
 }
 
-fn events(app: Arc<App>, id: SaleId, permit: WaiterPermit) -> impl Stream<Item = Result<Event, Infallible>> {
+fn events(app: Arc<App>, id: SaleId, place: Place) -> impl Stream<Item = Result<Event, Infallible>> {
     let shutdown = app.shutdown.clone();
     let life = Duration::from_secs(app.settings.limits.stream_life_s.into());
     let ticks = tokio::time::interval(STATS_EVERY);
-    stream::unfold((app, ticks, permit), move |(app, mut ticks, permit)| async move {
+    stream::unfold((app, ticks, place), move |(app, mut ticks, place)| async move {
         loop {
             ticks.tick().await;
             match app.stats(id).await {
                 Ok(Some(stats)) => {
                     let data = serde_json::to_string(&stats).unwrap_or_default();
-                    return Some((Ok(Event::default().event("stats").data(data)), (app, ticks, permit)));
+                    return Some((Ok(Event::default().event("stats").data(data)), (app, ticks, place)));
                 }
                 Ok(None) => return None,
                 // The ledger is busy: the next second tells more.

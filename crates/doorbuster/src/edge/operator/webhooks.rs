@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::refusals::{OfAll, OfCreate, OfEdit, OfLook, OfPage, OfRemove, OfReplay, OfSecret};
 use super::repeat::Keyed;
 use super::sales::no_content;
-use super::{Operator, OperatorBody, number_cursor, page_limit};
+use super::{Operator, OperatorBody, OptionalBody, number_cursor, page_limit};
 use crate::app::App;
 use crate::edge::extract::{IdPath, QueryOf};
 use crate::edge::refusal::{Answer, Refusal, json};
@@ -167,14 +167,14 @@ pub async fn change_secret(
 /// Receivers know repeats by their `webhook-id`.
 #[utoipa::path(
     post, path = "/admin/v1/webhooks/{webhook}/replay", tag = "operator", params(("webhook" = WebhookId, Path)),
-    request_body = ReplayRequest,
+    request_body = Option<ReplayRequest>,
     responses((status = 200, body = Replayed), OfReplay), security(("admin_key" = []))
 )]
 pub async fn replay(
     _: Operator,
     State(app): State<Arc<App>>,
     IdPath(webhook_id): IdPath<WebhookId>,
-    OperatorBody(ReplayRequest { since }): OperatorBody<ReplayRequest>,
+    OptionalBody(ReplayRequest { since }): OptionalBody<ReplayRequest>,
 ) -> Answer {
     let (ledger, now) = (app.ledger.clone(), app.clock.now());
     let replaying = async move { ledger.replay_webhook(webhook_id, since, now).await };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use doorbuster::clock::Clock;
+use doorbuster::edge::limits::Class;
 use doorbuster::telemetry::metrics::Inquiry;
 use rules::buyer::BuyerId;
 use rules::payment::PAYMENTS_PER_ORDER_MAX;
@@ -215,4 +216,57 @@ async fn many_calls_at_once_are_one_payment() {
     let all = futures_util::future::join_all((0..20).map(|_| start(&ann, &id, "sandbox", 200))).await;
     assert!(all.iter().all(|one| *one == all[0]), "{all:?}");
     assert_eq!(states(&app, &id).await, [plain("started")]);
+}
+
+/// A provider that takes every connection and never says a word.
+async fn silent() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut kept = Vec::new();
+        while let Ok((socket, _)) = listener.accept().await {
+            kept.push(socket);
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_provider_that_never_answers_keeps_nobody_else_out() {
+    let provider = StandIn { address: silent().await, ..StandIn::willing().await };
+    let settings = provider.settings();
+    let mut overrides: Vec<&str> = settings.iter().map(String::as_str).collect();
+    overrides.extend([SANDBOX, "limits.reserve=4"]);
+    let app = TestApp::with(&overrides).await;
+    let sale = app.open_sale(9).await;
+    let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
+    let (paid, cancelled) = (won(&ann, &sale).await, won(&bob, &sale).await);
+    let payment = payment(&ann, &paid).await;
+
+    let mut waiting = Vec::new();
+    for number in 0..4 {
+        let buyer = app.buyer(&format!("payer-{number}"));
+        let id = won(&buyer, &sale).await;
+        let request = app.client.post(app.url(&format!("/api/v1/orders/{id}/payment")));
+        let request = request.bearer_auth(&buyer.token).json(&json!({"provider": "stripe"}));
+        waiting.push(tokio::spawn(request.send()));
+    }
+    eventually("all four wait", async || app.app.in_flight.used(Class::Payment) == 4).await;
+    assert_code(&start(&bob, &cancelled, "stripe", 503).await, "busy");
+    // Who hangs up is still being served by the provider.
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    for _ in 0..3 {
+        assert_code(&start(&bob, &cancelled, "stripe", 503).await, "busy");
+        for path in ["/healthz", "/readyz", "/metrics"] {
+            app.call("GET", path, None, None, 200).await;
+        }
+    }
+    app.operate("GET", "/admin/v1/sales", None, 200).await;
+    app.operate("POST", &format!("/admin/v1/sales/{}/pause", sale.id), None, 200).await;
+    bob.call("POST", &format!("/api/v1/orders/{cancelled}/cancel"), None, 200).await;
+    let forge = Forge::of(&app);
+    assert_eq!(forge.send(&app, &forge.paid(&payment, "event-1", "capture-1")).await, 200);
+    becomes(&ann, &paid, "paid").await;
+    // When the provider's time is over, there is room again.
+    eventually("there is room", async || app.app.in_flight.used(Class::Payment) == 0).await;
 }

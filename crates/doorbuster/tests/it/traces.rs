@@ -1,0 +1,91 @@
+//! Spans of the real binary, as a collector gets them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use bytes::Bytes;
+use doorbuster::clock::Clock;
+use doorbuster::edge::auth::sign_demo_token;
+use http::{StatusCode, Uri};
+use parking_lot::Mutex;
+use rules::buyer::BuyerId;
+use secrecy::SecretString;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use crate::app::{AUTH_SECRET, draft};
+use crate::operator_sales::eventually;
+use crate::served::Server;
+use crate::webhooks::INSIDE;
+
+const END: Duration = Duration::from_secs(30);
+
+/// Takes whatever it is sent: spans, and events too.
+#[derive(Clone, Default)]
+struct Collector(Arc<Mutex<Vec<(String, Bytes)>>>);
+
+impl Collector {
+    async fn open(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = axum::Router::new().fallback(take).with_state(self.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        address
+    }
+
+    /// All that came to this path, one after the other. Names stand in the protocol's bytes as they are.
+    fn got(&self, path: &str) -> String {
+        let of_path: Vec<Bytes> =
+            self.0.lock().iter().filter(|(at, _)| at == path).map(|(_, body)| body.clone()).collect();
+        String::from_utf8_lossy(&of_path.concat()).into_owned()
+    }
+}
+
+async fn take(State(collector): State<Collector>, uri: Uri, body: Bytes) -> StatusCode {
+    collector.0.lock().push((uri.path().to_owned(), body));
+    StatusCode::OK
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purchase_leaves_its_spans_with_the_collector() {
+    let collector = Collector::default();
+    let address = collector.open().await;
+    let folder = tempfile::tempdir().unwrap();
+    let endpoint = format!("telemetry.otlp_endpoint=http://{address}");
+    let settings = [endpoint.as_str(), "telemetry.trace_sample_ratio=1", INSIDE];
+    let server = Server::start(folder.path(), &settings, None);
+    let mut sale = draft(1);
+    sale["pay_within_s"] = json!(1);
+    let sale = server.operate("POST", "/admin/v1/sales", Some(&sale)).await;
+    let receiver = json!({"url": format!("http://{address}/events")});
+    server.operate("POST", "/admin/v1/webhooks", Some(&receiver)).await;
+    let publish = format!("/admin/v1/sales/{}/publish", sale["id"].as_str().unwrap());
+    server.operate("POST", &publish, None).await;
+
+    let offer = sale["offers"][0]["id"].as_str().unwrap();
+    let ann = BuyerId::parse("ann-of-the-traces").unwrap();
+    let secret = SecretString::from(AUTH_SECRET);
+    let token = sign_demo_token(&secret, &ann, Duration::from_secs(600), &Clock::system()).unwrap();
+    let pass = server.call("POST", &format!("/api/v1/offers/{offer}/pass"), &token, None).await.unwrap().1;
+    let body = json!({"pass": pass["pass"], "quantity": 1});
+    let tries = format!("/api/v1/offers/{offer}/orders");
+    assert_eq!(server.call("POST", &tries, "", Some(&body)).await.unwrap().0, 202);
+    eventually("it closed, and the shop was told", async || {
+        collector.got("/events").contains("order.closed")
+    })
+    .await;
+    server.process.terminate().unwrap();
+    server.process.wait(END).unwrap();
+
+    let spans = collector.got("/v1/traces");
+    for name in ["try", "request", "journal_commit", "clerk_batch", "sweep", "delivery"] {
+        assert!(spans.contains(name), "no span {name}");
+    }
+    assert!(spans.contains("/api/v1/offers/{offer}/pass"), "a request tells its route");
+    let pass = pass["pass"].as_str().unwrap();
+    for never in [token.as_str(), pass, "ann-of-the-traces", offer] {
+        assert!(!spans.contains(never), "{never} is in a span");
+    }
+}
