@@ -2,6 +2,7 @@
 //! the way from their words to the ledger's. Decides nothing about orders and writes nothing down.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::time::Duration;

@@ -327,7 +327,7 @@ async fn take_answer(app: &Arc<App>, order: OrderId, reply: &Reply) -> LedgerRes
     let provider = told.told.key().provider();
     tracing::error!(order_id = %order, provider, "paid by the provider's word; its callback did not come: look at the address and the secrets of its callbacks");
     app.metrics.money.inc(MoneyOutcome::Unnotified);
-    app.settle(Heard::Notice((**told).clone())).await
+    app.settle(Heard::Notice((**told).clone())).await.map(drop)
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ use utoipa_axum::routes;
 
 use super::answer::Extra;
 use super::body;
-use super::extract::{Operator, page_limit, parse_json, parse_named, read_optional, read_within};
+use super::extract::{Operator, page_limit, parse_json, read_optional, read_within};
 use super::refusal::Refusal;
 use crate::app::App;
 use crate::ledger::Changed;

@@ -9,7 +9,7 @@ use doorbuster::auditor::mend::Mender;
 use doorbuster::clock::Clock;
 use doorbuster::gate::{Claimed, OfferGate, Release, Returned, SeedOrder, Try};
 use doorbuster::ledger::audit::Scope;
-use doorbuster::ledger::money::{Names, QueueIsDrained, Settled, Taken};
+use doorbuster::ledger::money::{Decided, Names, QueueIsDrained, Settled, Taken};
 use doorbuster::queue::Claim;
 use rules::audit::{Kind, Mending};
 use rules::id::{OfferId, OrderId};
@@ -358,7 +358,7 @@ async fn an_order_that_late_money_revives_after_the_last_look_is_no_finding() {
     let (app, clock, scope) = (&idle.app, &idle.clock, of_offer(offers[0]));
     idle.buy(offers[0], "ann", OrderId(20)).await;
     clock.advance(Duration::from_secs(901));
-    let closed = app.ledger.close_due(clock.now(), 1, vec![]).await.unwrap().closed;
+    let closed = app.ledger.close_due(clock.now(), 1, vec![], vec![]).await.unwrap().closed;
     assert_eq!(closed.len(), 1, "in the ledger; the gate still holds its unit");
     let first = Cut::take(app, scope).await.unwrap();
     let second = Cut::take(app, scope).await.unwrap();
@@ -368,10 +368,12 @@ async fn an_order_that_late_money_revives_after_the_last_look_is_no_finding() {
 
     let late = capture_notice("late", Names::Order(OrderId(20)), PRICE);
     let taken = app.ledger.take_notice(late, clock.now()).await.unwrap();
-    let Taken::Capture(Settled::ReviveNeeded { payment, .. }) = taken else { panic!("{taken:?}") };
+    let Taken::Capture(Decided { this: Settled::ReviveNeeded { payment, .. }, .. }) = taken else {
+        panic!("{taken:?}")
+    };
     assert_eq!(sure(app, proven.clone()).await.unwrap().doubts, [], "money looks for a unit");
     let revived = app.ledger.revive_alone(payment, QueueIsDrained, clock.now()).await.unwrap();
-    assert!(matches!(revived, Settled::Applied { .. }), "{revived:?}");
+    assert!(matches!(revived.this, Settled::Applied { .. }), "{revived:?}");
     assert_eq!(sure(app, proven).await.unwrap().doubts, [], "money has found it");
     let Idle { app, workers, .. } = idle;
     workers.end(&app, Duration::from_secs(5)).await;
