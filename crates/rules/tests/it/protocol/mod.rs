@@ -121,7 +121,7 @@ fn a_worker_looks_at_late_money_and_asks_the_gate_much_later() {
 #[test]
 fn two_captures_and_workers_who_ask_the_gate_late() {
     let captures = vec![capture_of(0), capture_of(0)];
-    holds(Protocol { captures, slow_workers: 2, ..one_unit() }, &[REVIVED, RESOLD, SECOND_CAPTURE]);
+    holds(Protocol { captures, slow_workers: 2, ..one_unit() }, &[REVIVED, SECOND_CAPTURE, ASKED_TOO_LATE]);
 }
 
 #[test]
