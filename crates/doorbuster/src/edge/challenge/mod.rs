@@ -5,6 +5,7 @@
 use std::io;
 use std::sync::Arc;
 
+use anyhow::ensure;
 use aws_lc_rs::hmac;
 use rules::sale::ChallengeKind;
 use rules::time::UnixMs;
@@ -82,6 +83,7 @@ impl Challenges {
     /// Nodes that share `secret` accept each other's challenges, but each remembers only what itself saw
     /// answered.
     pub fn new(settings: &ChallengeSettings, secret: &[u8], clock: Clock) -> anyhow::Result<Self> {
+        ensure!(!secret.is_empty(), "the secret of challenges is empty");
         let root = hmac::Key::new(hmac::HMAC_SHA256, secret);
         Ok(Self {
             life_s: settings.life_s,
