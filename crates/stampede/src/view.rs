@@ -325,15 +325,18 @@ mod tests {
                 Ok(None)
             }
         };
+        let samples = Samples::default();
+        let view = view(&samples, stats);
         tokio::select! {
-            error = view(&Samples::default(), stats).show() => panic!("given up: {error}"),
+            error = view.show() => panic!("given up: {error}"),
             () = seen_again.notified() => {}
         }
     }
 
     #[tokio::test]
     async fn a_server_that_stays_silent_is_given_up() {
-        let error = view(&Samples::default(), async || anyhow::bail!("no answer")).show().await;
+        let samples = Samples::default();
+        let error = view(&samples, async || anyhow::bail!("no answer")).show().await;
         assert_eq!(error.to_string(), "no answer");
     }
 }

@@ -402,15 +402,17 @@ pub(super) fn holdings(history: &History) -> BTreeMap<OrderId, Holding> {
             quantity: seen.quantity,
             from_us: None,
             until_us: None,
+            back_us: None,
         });
         if seen.is_live() {
             holding.from_us.get_or_insert(told.told_us);
             // Late money may have brought it back to life.
-            holding.until_us = None;
+            (holding.until_us, holding.back_us) = (None, None);
         } else {
             // A unit that is given back may be somebody else's before the giver hears that it was taken back.
             let gives_back = matches!(told.what, What::Cancelled { .. });
-            holding.until_us.get_or_insert(if gives_back { told.asked_us } else { told.told_us });
+            holding.back_us.get_or_insert(if gives_back { told.asked_us } else { told.told_us });
+            holding.until_us.get_or_insert(told.told_us);
         }
     }
     holdings
@@ -421,5 +423,8 @@ pub(super) struct Holding {
     pub offer: OfferId,
     pub quantity: u32,
     pub from_us: Option<u64>,
+    /// When its buyer heard that it is over.
     pub until_us: Option<u64>,
+    /// From when on the units may have been somebody else's.
+    pub back_us: Option<u64>,
 }

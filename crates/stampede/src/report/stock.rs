@@ -33,12 +33,14 @@ pub(super) struct Burn {
 }
 
 pub(super) fn burn_down(input: &Input<'_>, axis: Axis) -> Vec<Burn> {
-    let mut changes: BTreeMap<OfferId, Vec<(u64, i64)>> = BTreeMap::new();
+    let mut changes: BTreeMap<OfferId, Changes> = BTreeMap::new();
     for holding in input.histories.iter().flat_map(|history| holdings(history).into_values()) {
         let (units, changes) = (i64::from(holding.quantity), changes.entry(holding.offer).or_default());
         let Some(from_us) = holding.from_us else { continue };
-        changes.push((from_us, -units));
-        changes.extend(holding.until_us.map(|until_us| (until_us, units)));
+        changes.possible.push((from_us, -units));
+        changes.possible.extend(holding.back_us.map(|back_us| (back_us, units)));
+        changes.heard.push((from_us, -units));
+        changes.heard.extend(holding.until_us.map(|until_us| (until_us, units)));
     }
     let mut samples: BTreeMap<OfferId, Vec<(u64, i64)>> = BTreeMap::new();
     for sample in input.stock {
@@ -51,20 +53,39 @@ pub(super) fn burn_down(input: &Input<'_>, axis: Axis) -> Vec<Burn> {
     input.offers.iter().map(burn).collect()
 }
 
+/// An offer's units as they came and went: (microseconds since the start, units).
+#[derive(Debug, Default)]
+struct Changes {
+    /// Units come back as early as they may have: what is then below zero was promised twice.
+    possible: Vec<(u64, i64)>,
+    /// Units come back when their buyer has heard it: what is then empty was sold out.
+    heard: Vec<(u64, i64)>,
+}
+
+impl Changes {
+    fn empty_us(&mut self, stock: u32) -> Option<u64> {
+        self.heard.sort_unstable();
+        let mut left = i64::from(stock);
+        let empties = |(at_us, change): &(u64, i64)| {
+            left += change;
+            (left <= 0).then_some(*at_us)
+        };
+        self.heard.iter().find_map(empties)
+    }
+}
+
 impl Burn {
-    fn of(offer: &Offer<'_>, mut changes: Vec<(u64, i64)>, mut sampled: Vec<(u64, i64)>, axis: Axis) -> Self {
+    fn of(offer: &Offer<'_>, mut changes: Changes, mut sampled: Vec<(u64, i64)>, axis: Axis) -> Self {
+        let sold_out_us = offer.stock.and_then(|stock| changes.empty_us(stock));
+        let mut changes = changes.possible;
         changes.sort_unstable();
         sampled.sort_unstable();
         let stock = i64::from(offer.stock.unwrap_or(0));
         let mut left = stock;
         let mut told = vec![(axis.first_us, left)];
-        let mut sold_out_us = None;
         let returned = changes.iter().filter_map(|(_, change)| u64::try_from(*change).ok()).sum();
         for (at_us, change) in changes {
             left += change;
-            if left <= 0 && offer.stock.is_some() {
-                sold_out_us.get_or_insert(at_us);
-            }
             match told.last_mut() {
                 Some(last) if last.0 == at_us => last.1 = left,
                 _ => told.push((at_us, left)),

@@ -413,6 +413,20 @@ fn the_stock_goes_down_by_the_answers_and_shows_an_oversale() {
     assert_eq!(run.digest().stock[0].told.iter().map(|(_, left)| *left).min(), Some(-5));
 }
 
+#[test]
+fn a_unit_that_is_sold_again_before_its_giver_hears_of_it_is_no_oversale() {
+    let (mut giver, mut next) = (Script::new(1), Script::new(2));
+    giver.granted(LEAD_US, 5);
+    next.granted(LEAD_US + 150, 50);
+    let cancelled = What::Cancelled { order: giver.seen(State::Closed, 3) };
+    giver.tell(LEAD_US + 100, 200, cancelled);
+    let mut run = Run::of(vec![giver.history, next.history]);
+    run.stocks[0].2 = 1;
+    let burn = &run.digest().stock[0];
+    assert_eq!(burn.told.iter().map(|(_, left)| *left).collect::<Vec<_>>(), [1, 0, 1, 0]);
+    assert_eq!((burn.sold_out_us, burn.returned), (Some(LEAD_US + 5), 1));
+}
+
 /// Every third buyer wants another offer.
 fn night_of_three_offers() -> Run {
     let mut run = night(3_000, 150);
