@@ -71,8 +71,7 @@ impl Clerk {
             let batch: Vec<_> = waiting.drain(..size.min(waiting.len())).collect();
             crash::point("clerk.recording");
             let began = self.clock.instant();
-            let span = tracing::debug_span!("clerk_batch", claims = batch.len());
-            match self.record(&batch, &hurry).instrument(span).await {
+            match self.record(&batch, &hurry).await {
                 Ok(Some(records)) => self.settle(&batch, &records),
                 Ok(None) => return ClerkEnd::Done,
                 Err(error) => return ClerkEnd::Failed(error),
@@ -108,9 +107,10 @@ impl Clerk {
         let mut wait = RETRY_FIRST;
         loop {
             let began = self.clock.instant();
+            let span = tracing::debug_span!("clerk_batch", claims = batch.len());
             let claims =
                 batch.iter().map(|journaled| (journaled.seq, Arc::clone(&journaled.claim))).collect();
-            match self.ledger.record_orders(claims, self.clock.now()).await {
+            match self.ledger.record_orders(claims, self.clock.now()).instrument(span).await {
                 Ok(records) => {
                     self.metrics.clerk_batch_claims.observe(f64_of(batch.len()));
                     self.metrics.clerk_commit_seconds.observe(began.elapsed().as_secs_f64());
