@@ -71,8 +71,7 @@ impl Clerk {
             let mut batch: Vec<_> = waiting.drain(..size.min(waiting.len())).collect();
             crash::point("clerk.recording");
             let began = self.clock.instant();
-            let span = tracing::debug_span!("clerk_batch", claims = batch.len());
-            match self.record(&batch, &hurry).instrument(span).await {
+            match self.record(&batch, &hurry).await {
                 Ok(Some(records)) => {
                     // What gave way to somebody comes first in the next batch.
                     let left = batch.split_off(records.len());
@@ -113,9 +112,10 @@ impl Clerk {
         let mut wait = RETRY_FIRST;
         loop {
             let began = self.clock.instant();
+            let span = tracing::debug_span!("clerk_batch", claims = batch.len());
             let claims =
                 batch.iter().map(|journaled| (journaled.seq, Arc::clone(&journaled.claim))).collect();
-            match self.ledger.record_orders(claims, self.clock.now()).await {
+            match self.ledger.record_orders(claims, self.clock.now()).instrument(span).await {
                 Ok(records) => {
                     self.metrics.clerk_batch_claims.observe(f64_of(records.len()));
                     self.metrics.clerk_commit_seconds.observe(began.elapsed().as_secs_f64());

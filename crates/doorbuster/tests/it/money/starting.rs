@@ -238,7 +238,9 @@ async fn a_provider_that_never_answers_keeps_nobody_else_out() {
     let mut overrides: Vec<&str> = settings.iter().map(String::as_str).collect();
     overrides.extend([SANDBOX, "limits.reserve=4"]);
     let app = TestApp::with(&overrides).await;
-    let sale = app.open_sale(9).await;
+    let mut rehearsal = draft(9);
+    rehearsal["rehearsal"] = json!(true);
+    let sale = app.publish(rehearsal).await;
     let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
     let (paid, cancelled) = (won(&ann, &sale).await, won(&bob, &sale).await);
     let payment = payment(&ann, &paid).await;
