@@ -217,7 +217,7 @@ mod heavy {
         let sale = app.publish(draft).await;
         let crowd = Stampede::of(&app);
         // The last try is due long after the opening, when nobody can sign up any more.
-        let more = ["--buyers", "40", "--within", "4s", "--open-in", "2s"];
+        let more = ["--buyers", "40", "--within", "4s", "--open-in", "8s"];
         let code = crowd.ask("rehearse", &sale, &more).await;
         let night = crowd.json();
         assert_exit(code, CLEAN, &night["rehearsal"]);
