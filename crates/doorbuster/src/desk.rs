@@ -73,17 +73,12 @@ impl App {
         work: impl Future<Output = LedgerResult<T>> + Send + 'static,
     ) -> LedgerResult<T> {
         let task = self.tasks.spawn_on(work, &self.runtime);
-        let outcome =
-            task.await.unwrap_or_else(|_| Err(LedgerError::Unknown("the change was interrupted".into())));
-        outcome.inspect_err(|error| self.stop_if_unknown(error))
-    }
-
-    /// A commit of which nobody knows whether it happened: gate and ledger may disagree from here on, so the process
-    /// ends and reads its files again.
-    pub(crate) fn stop_if_unknown(&self, error: &LedgerError) {
-        if let LedgerError::Unknown(reason) = error {
-            self.failure.report(anyhow::anyhow!("the ledger's disk can no longer be trusted: {reason}"));
-        }
+        task.await.unwrap_or_else(|interrupted| {
+            if interrupted.is_panic() {
+                self.failure.report(anyhow::anyhow!("a change died half-way: gate and ledger may disagree"));
+            }
+            Err(LedgerError::Unknown("the change was interrupted".to_owned()))
+        })
     }
 
     // Orders.

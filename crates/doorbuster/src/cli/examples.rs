@@ -30,6 +30,14 @@ const EXAMPLES: &[(&str, &str, &[&str])] = &[
         &["https://shop.example/hooks", "https://shop.example/hooks --types 'order.*,sale.closed'"],
     ),
     ("webhooks", "show", &["01m7h12g3x6w9scvfaw00tvy25"]),
+    (
+        "webhooks",
+        "set",
+        &[
+            "01m7h12g3x6w9scvfaw00tvy25 --enable",
+            "01m7h12g3x6w9scvfaw00tvy25 --url https://shop.example/new --types all",
+        ],
+    ),
     ("webhooks", "remove", &["01m7h12g3x6w9scvfaw00tvy25"]),
     ("webhooks", "test", &["01m7h12g3x6w9scvfaw00tvy25"]),
     (

@@ -194,7 +194,6 @@ impl Asker<'_> {
             .collect()
             .await;
         for (order, inquest, error) in failed {
-            app.stop_if_unknown(&error);
             if error.is_of_the_content() && self.aside.put(order, now) {
                 super::note_set_aside(app, Some(order), &error);
             } else {

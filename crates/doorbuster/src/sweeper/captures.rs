@@ -53,7 +53,6 @@ pub(super) async fn settle_waiting(app: &Arc<App>) {
         // Before looking: what is recorded meanwhile counts for the next look.
         let recorded = app.captures.recorded.notified();
         let some_wait = settle_all(app, &mut aside).await.unwrap_or_else(|error| {
-            app.stop_if_unknown(&error);
             tracing::warn!(%error, "undecided money could not be looked after; trying again");
             false
         });

@@ -172,7 +172,6 @@ async fn nap_after(app: &App, now: UnixMs) -> Option<Duration> {
 /// Says what is wrong and answers how long to wait. Who cannot close orders cannot take payments either.
 fn trouble(app: &App, error: &LedgerError, retry: &mut Duration) -> Duration {
     tracing::warn!(%error, "unpaid orders could not be closed; trying again");
-    app.stop_if_unknown(error);
     if !error.is_of_the_content() {
         app.outages.began(app.clock.now());
     }

@@ -75,7 +75,6 @@ pub(super) async fn begin(app: &App) {
         match app.ledger.note_start(now).await {
             Ok(outages) => return app.outages.0.lock().keep(outages),
             Err(error) => {
-                app.stop_if_unknown(&error);
                 tracing::warn!(%error, "the time before this start could not be noted; trying again");
             }
         }
@@ -121,7 +120,6 @@ impl Heartbeat {
                 self.written = over.into_iter().collect();
             }
             Err(error) => {
-                app.stop_if_unknown(&error);
                 tracing::warn!(%error, "a sign of life could not be written; trying again");
             }
         }
