@@ -25,7 +25,8 @@ const ALONE_TIMES: u32 = 8;
 /// How far threads stand back that nobody waits for.
 const NICE: i32 = 5;
 
-/// A writer's log. To be dropped after the writer's connection: see [`Copyist::file`].
+/// A writer's log. To be dropped after the writer's connection: with it the copyist closes its own handle of the file, and
+/// with that the process gives up all locks on it.
 #[derive(Debug)]
 pub struct Log {
     /// Gone before the thread is waited for.
