@@ -184,7 +184,9 @@ async fn a_sale_that_opened_while_nobody_was_there_is_told_at_the_next_start() {
 async fn an_opening_is_told_in_time() {
     let app = TestApp::start().await;
     let mut draft = draft_between(1, 3_600, 5);
-    let opens_at = jiff::Timestamp::now() + jiff::SignedDuration::from_millis(1_300);
+    // In whole milliseconds, as the server counts.
+    let opens_at =
+        jiff::Timestamp::from_millisecond(jiff::Timestamp::now().as_millisecond() + 1_300).unwrap();
     draft["opens_at"] = json!(opens_at.to_string());
     app.publish(draft).await;
     let (items, _) = {
