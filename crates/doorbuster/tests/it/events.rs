@@ -152,12 +152,12 @@ async fn a_reader_who_was_away_too_long_is_told_what_is_missing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sale_is_told_open_and_closed_by_the_clock() {
     let (app, clock) = with_manual_clock(&[]).await;
-    app.publish(draft_between(60, 120, 5)).await;
+    app.publish(draft_between(60, 3_600, 5)).await;
     let of_sale = async || kinds(&app, "types=sale.opened,sale.closed").await;
     assert_eq!(of_sale().await, [""; 0]);
-    clock.advance(Duration::from_secs(61));
+    clock.advance(Duration::from_secs(120));
     eventually("it is open", async || of_sale().await == ["sale.opened"]).await;
-    clock.advance(Duration::from_secs(60));
+    clock.advance(Duration::from_secs(3_600));
     eventually("it is closed", async || of_sale().await == ["sale.opened", "sale.closed"]).await;
 }
 
@@ -165,14 +165,14 @@ async fn a_sale_is_told_open_and_closed_by_the_clock() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sale_that_opened_while_nobody_was_there_is_told_at_the_next_start() {
     let (app, clock) = with_manual_clock(&[]).await;
-    app.publish(draft_between(60, 120, 5)).await;
+    app.publish(draft_between(60, 3_600, 5)).await;
     let folder = app.stop().await;
-    clock.advance(Duration::from_secs(61));
+    clock.advance(Duration::from_secs(120));
     let app = TestApp::on(folder, clock.clone(), &[]).await;
     let of_sale = async |app: &TestApp| kinds(app, "types=sale.opened,sale.closed").await;
     eventually("it is told", async || of_sale(&app).await == ["sale.opened"]).await;
     let app = TestApp::on(app.stop().await, clock.clone(), &[]).await;
-    clock.advance(Duration::from_secs(60));
+    clock.advance(Duration::from_secs(3_600));
     eventually("it is closed", async || of_sale(&app).await == ["sale.opened", "sale.closed"]).await;
     let app = TestApp::on(app.stop().await, clock, &[]).await;
     app.operate("GET", "/readyz", None, 200).await;
