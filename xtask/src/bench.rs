@@ -20,6 +20,9 @@ pub struct Args {
     /// Repetitions of each alternating measurement; the median counts.
     #[arg(long)]
     repetitions: Option<u32>,
+    /// Connections of the closed loop, 128 unless this says otherwise.
+    #[arg(long)]
+    connections: Option<u32>,
     /// Writes `{"figures": {name: number}, "raw": …}`: the figures, all samples, conditions and commands.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -70,6 +73,8 @@ enum Group {
     Settle,
     /// 100,000 unpaid orders that are due at once.
     Timeouts,
+    /// An audit of a million orders while somebody buys.
+    Audit,
 }
 
 impl Group {
@@ -128,6 +133,9 @@ impl Args {
         }
         if let Some(repetitions) = self.repetitions {
             words.extend(["--repetitions".to_owned(), repetitions.to_string()]);
+        }
+        if let Some(connections) = self.connections {
+            words.extend(["--connections".to_owned(), connections.to_string()]);
         }
         if let Some(json) = &self.json {
             // Cargo starts the benchmark in the folder of its package.

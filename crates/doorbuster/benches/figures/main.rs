@@ -102,7 +102,7 @@ struct Args {
     /// Repetitions of each alternating measurement; the median counts.
     #[arg(long)]
     repetitions: Option<usize>,
-    /// Connections on which the next request waits for the answer to the one before
+    /// Connections on which the next request waits for the answer to the one before.
     #[arg(long)]
     connections: Option<usize>,
     /// Writes figures and samples as JSON.
