@@ -1,7 +1,7 @@
 //! The program as a shell starts it: what comes from the environment, and the exit codes a script sees. What it does
 //! with a shop is tested inside the crate.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot start its program fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot start its program fails")]
 
 use std::process::{Command, Output};
 

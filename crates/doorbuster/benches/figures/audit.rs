@@ -33,7 +33,7 @@ pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let product = Product::start_with(folder.path(), &["audit.every_s=0"])?;
     let sale = product.open_sale(1, u32::try_from(plan.recorded_orders)?.saturating_add(STOCK_BESIDE))?;
     let source = Minted::new(&product, &sale);
-    record_orders(plan, &product, &sale, &source)?;
+    record_orders(plan, &product, &sale, &source, plan.recorded_orders as u64)?;
     let crowd = Plan { connections: CROWD_CONNECTIONS, threads: 1, ..*plan };
     let (address, is_done) = (product.address, AtomicBool::new(false));
     let (audited, bought) = std::thread::scope(|scope| {

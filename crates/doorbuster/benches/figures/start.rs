@@ -18,7 +18,7 @@ pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let product = Product::start(folder.path())?;
     let sale = product.open_sale(1, u32::try_from(plan.recorded_orders)?)?;
     let source = Minted::new(&product, &sale);
-    record_orders(plan, &product, &sale, &source)?;
+    record_orders(plan, &product, &sale, &source, plan.recorded_orders as u64)?;
     drop(product);
     let mut seconds = Vec::new();
     for repetition in 1..=plan.repetitions {
@@ -40,9 +40,15 @@ pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the plan's orders, and waits until all of them are recorded.
-pub fn record_orders(plan: &Plan, product: &Product, sale: &Sale, source: &Minted) -> anyhow::Result<()> {
-    let mut missing = plan.recorded_orders as u64;
+/// Makes so many orders, and waits until all of them are recorded.
+pub fn record_orders(
+    plan: &Plan,
+    product: &Product,
+    sale: &Sale,
+    source: &Minted,
+    count: u64,
+) -> anyhow::Result<()> {
+    let mut missing = count;
     // A full queue says `busy`: those orders are still missing.
     while missing > 0 {
         let run = blast(plan, product.address, Until::Requests(missing), Pace::Closed);

@@ -13,6 +13,7 @@ use crate::disk;
 use crate::load::{Minted, blast};
 use crate::product::{Product, Sale};
 use crate::report::{Goal, Report, median};
+use crate::start::record_orders;
 
 /// Orders that nobody pays.
 const ORDERS: u32 = 100_000;
@@ -64,7 +65,7 @@ fn once(plan: &Plan, report: &mut Report) -> anyhow::Result<(f64, f64)> {
     let plenty = product.open_sale(1, PLENTY)?;
     let sale = product.open_sale_to_pay_within(1, ORDERS, PAY_WITHIN_S)?;
     let began = Instant::now();
-    make_orders(plan, &product, &sale)?;
+    record_orders(plan, &product, &sale, &Minted::new(&product, &sale), ORDERS.into())?;
     let due = Instant::now() + Duration::from_secs(PAY_WITHIN_S.into());
     ensure!(began.elapsed().as_secs() < PAY_WITHIN_S.into(), "making the orders took too long");
     let source =
@@ -100,20 +101,6 @@ fn once(plan: &Plan, report: &mut Report) -> anyhow::Result<(f64, f64)> {
 fn strikes(folder: &Path) -> anyhow::Result<u32> {
     let file = rusqlite::Connection::open(folder.join("doorbuster.db"))?;
     Ok(file.query_row("select count(*) from strikes", [], |row| row.get(0))?)
-}
-
-fn make_orders(plan: &Plan, product: &Product, sale: &Sale) -> anyhow::Result<()> {
-    let source = Minted::new(product, sale);
-    let mut missing = u64::from(ORDERS);
-    // A full queue says `busy`: those orders are still missing.
-    while missing > 0 {
-        let run = blast(plan, product.address, Until::Requests(missing), Pace::Closed);
-        let accepted = run.run(|_| source.clone())?.status(202);
-        ensure!(accepted > 0, "nobody was accepted");
-        product.settle(sale)?;
-        missing -= accepted;
-    }
-    Ok(())
 }
 
 /// Units that are not free: of unpaid orders, or on their way back.

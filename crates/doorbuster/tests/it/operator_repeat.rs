@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use doorbuster::clock::Clock;
 use serde_json::{Value, json};
-use testkit::process::{Process, Program};
+use testkit::process::Process;
 
-use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET, TestApp, draft};
+use crate::app::{ADMIN_KEY, TestApp, draft};
+use crate::served::Server;
 
 async fn post(client: &reqwest::Client, url: String, key: &str, body: &Value) -> (u16, String, Value) {
     let request = client.post(url).bearer_auth(ADMIN_KEY).header("idempotency-key", key).json(body);
@@ -109,25 +110,8 @@ async fn many_at_once_with_one_key_make_one_sale() {
 
 /// The real binary, which may be told to die at a point.
 fn start(folder: &Path, crash_at: Option<&str>) -> (Process, String) {
-    let mut program = Program::new(env!("CARGO_BIN_EXE_doorbuster"))
-        .args([
-            "serve",
-            "--set",
-            "listen=127.0.0.1:0",
-            "--set",
-            "webhooks.private_addresses=true",
-            "--data-dir",
-        ])
-        .arg(folder)
-        .env("DOORBUSTER_ADMIN_KEY", ADMIN_KEY)
-        .env("DOORBUSTER_AUTH__HS256_SECRET", AUTH_SECRET)
-        .env("DOORBUSTER_PASS__SECRET", PASS_SECRET);
-    if let Some(point) = crash_at {
-        program = program.env(doorbuster::crash::VARIABLE, point);
-    }
-    let process = program.start().unwrap();
-    let line = process.wait_for_line("listening on ", Duration::from_secs(30)).unwrap();
-    (process, line.trim_start_matches("listening on ").trim().to_owned())
+    let Server { process, url, .. } = Server::start(folder, &["webhooks.private_addresses=true"], crash_at);
+    (process, url)
 }
 
 #[tokio::test(flavor = "multi_thread")]
