@@ -212,7 +212,9 @@ pub fn draft(stock: u32) -> Value {
 
 /// A sale with a window in seconds from now.
 pub fn draft_between(opens_in_s: i64, closes_in_s: i64, stock: u32) -> Value {
-    let at = |seconds: i64| jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds);
+    // Asked once: two readings of the clock may be a millisecond apart.
+    let now = jiff::Timestamp::now();
+    let at = |seconds: i64| now + jiff::SignedDuration::from_secs(seconds);
     json!({
         "title": "1499 night",
         "opens_at": at(opens_in_s).to_string(),
