@@ -452,9 +452,15 @@ impl MemoryGate {
         let Some(shard) = self.shard(grant.key) else { return };
         let mut locked = shard.locked.lock();
         let pending = |entry: &Entry| entry.mark == Mark::Pending && entry.order == grant.order.0;
-        let Some(entry) = shard.table.get(grant.key).filter(pending) else { return };
-        first();
-        shard.table.set(grant.key, &Entry { mark, ..entry }, |_| true);
+        let ended = shard.table.change(grant.key, |entry| {
+            pending(&entry).then(|| {
+                first();
+                Entry { mark, ..entry }
+            })
+        });
+        if !ended {
+            return;
+        }
         if outcome == Outcome::RolledBack {
             locked.revived.remove(&grant.order);
         }

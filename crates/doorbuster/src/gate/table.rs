@@ -196,6 +196,20 @@ impl Table {
         })
     }
 
+    /// Changes the entry of a key as `change` says; `false` when there is none, or `change` does not want to.
+    pub fn change(&self, key: Key, change: impl FnOnce(Entry) -> Option<Entry>) -> bool {
+        self.slots.read(|slots| match slots.find(key) {
+            Some(Found::Used(slot)) => {
+                let changed = slot.read().and_then(change);
+                if let Some(entry) = &changed {
+                    slot.write(key, entry);
+                }
+                changed.is_some()
+            }
+            Some(Found::Empty(_)) | None => false,
+        })
+    }
+
     /// Sets the entry of a key. `keep` says which entries must survive when the table is copied to make room.
     pub fn set(&self, key: Key, entry: &Entry, keep: impl Fn(&Entry) -> bool) {
         if self.write(key, entry) {

@@ -42,6 +42,16 @@ const COPY_PAGES: u32 = 4_096;
 /// less, and the answer waits for it no longer than for the disk.
 const REST_UNDER_LOAD: Duration = Duration::from_micros(500);
 
+/// Claims that the ledger may be behind before the journal rests longer. Cores are short then, and whoever gets an
+/// answer comes back with more: longer steps leave the ledger its share, long before the queue is full and says so.
+const BEHIND_CLAIMS: u64 = 8_192;
+
+/// How much longer, for each claim beyond that.
+const REST_PER_CLAIM_BEHIND: Duration = Duration::from_nanos(100);
+
+/// It never rests longer than this between two commits.
+const REST_MAX: Duration = Duration::from_millis(5);
+
 /// A batch of so many claims is load.
 const LOAD_CLAIMS: usize = 4;
 
@@ -61,6 +71,8 @@ pub struct Journal {
     connection: Connection,
     log: Log,
     last_seq: u64,
+    /// What the ledger has recorded, up to this number.
+    cursor: u64,
 }
 
 /// What the journal's thread needs besides its file.
@@ -154,7 +166,7 @@ impl Journal {
             );
         }
         let log = Log::of(&connection, path, vfs, COPY_PAGES)?;
-        Ok(Self { connection, log, last_seq })
+        Ok(Self { connection, log, last_seq, cursor })
     }
 
     /// The claims after `cursor`, oldest first: answered, not yet recorded.
@@ -180,7 +192,7 @@ impl Journal {
     /// Starts the writing thread. It ends with [`JournalHandle::stop`], when all that was handed in is answered.
     pub fn start(self, parts: JournalParts) -> anyhow::Result<(JournalHandle, JoinHandle<()>)> {
         let inbox = Arc::new(Inbox::default());
-        let recorded = Arc::new(AtomicU64::new(0));
+        let recorded = Arc::new(AtomicU64::new(self.cursor));
         let writer = Writer {
             connection: self.connection,
             log: self.log,
@@ -289,9 +301,14 @@ impl Writer {
             self.write(&mut batch);
             self.log.after_commit(&self.connection);
             if load {
-                std::thread::sleep(REST_UNDER_LOAD);
+                std::thread::sleep(self.rest());
             }
         }
+    }
+
+    fn rest(&self) -> Duration {
+        let recorded = self.recorded.load(Ordering::Acquire);
+        rest_when_behind((self.next_seq - 1).saturating_sub(recorded))
     }
 
     fn write(&mut self, batch: &mut Vec<Waiting>) {
@@ -422,6 +439,11 @@ impl Writer {
     }
 }
 
+fn rest_when_behind(claims: u64) -> Duration {
+    let beyond = u32::try_from(claims.saturating_sub(BEHIND_CLAIMS)).unwrap_or(u32::MAX);
+    REST_UNDER_LOAD.saturating_add(REST_PER_CLAIM_BEHIND.saturating_mul(beyond)).min(REST_MAX)
+}
+
 /// Drops entries that the ledger has, except the last one: it tells where the journal ends.
 fn drop_up_to(connection: &Connection, cursor: u64) -> rusqlite::Result<()> {
     let last: Option<i64> = connection
@@ -437,4 +459,17 @@ fn drop_up_to(connection: &Connection, cursor: u64) -> rusqlite::Result<()> {
 
 fn signed(seq: u64) -> i64 {
     i64::try_from(seq).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_further_the_ledger_is_behind_the_longer_the_journal_rests_up_to_a_limit() {
+        assert_eq!(rest_when_behind(0), REST_UNDER_LOAD);
+        assert_eq!(rest_when_behind(BEHIND_CLAIMS), REST_UNDER_LOAD);
+        assert_eq!(rest_when_behind(BEHIND_CLAIMS + 10_000), REST_UNDER_LOAD + Duration::from_millis(1));
+        assert_eq!(rest_when_behind(u64::MAX), REST_MAX);
+    }
 }

@@ -498,7 +498,7 @@ pub(super) fn write_event(
         Event::RefundDone => order.refunded_at = Some(now),
         Event::Recorded | Event::NotRevived | Event::RefundStarted | Event::RefundFailed => {}
     }
-    write_row(transaction, order, before.seq)?;
+    write_row(transaction, &before, order)?;
     transaction
         .prepare_cached(
             "insert into events (type, at, sale_no, offer_no, order_no, seq, data)
@@ -509,30 +509,31 @@ pub(super) fn write_event(
     move_units(transaction, &before, order, shelf, now)
 }
 
-fn write_row(transaction: &Transaction<'_>, order: &Order, seq_before: u32) -> LedgerResult<()> {
-    let written = transaction
-        .prepare_cached(
-            "update orders set state = ?3, reason = ?4, seq = ?5, holds_units = ?6, slot = ?7, paid_at = ?8,
-                 closed_at = ?9, payment_id = ?10, refunded_at = ?11
-             where order_no = ?1 and seq = ?2",
-        )?
-        .execute(params![
-            signed(order.no),
-            seq_before,
-            order.status.state.as_str(),
-            order.status.reason.map(Reason::as_str),
-            order.seq,
-            order.status.holds_units,
-            slot(order),
-            order.paid_at.map(|at| at.0),
-            order.closed_at.map(|at| at.0),
-            order.payment.map(|payment| payment.to_bytes()),
-            order.refunded_at.map(|at| at.0),
-        ])?;
+fn write_row(transaction: &Transaction<'_>, before: &Order, order: &Order) -> LedgerResult<()> {
+    // Whatever is named is written again, and the slot stands in the index of buyers, whose pages lie apart.
+    let slot_changes = if slot(before) == slot(order) { "" } else { "slot = ?7," };
+    let sql = format!(
+        "update orders set {slot_changes} state = ?3, reason = ?4, seq = ?5, holds_units = ?6, paid_at = ?8,
+             closed_at = ?9, payment_id = ?10, refunded_at = ?11
+         where order_no = ?1 and seq = ?2"
+    );
+    let written = transaction.prepare_cached(&sql)?.execute(params![
+        signed(order.no),
+        before.seq,
+        order.status.state.as_str(),
+        order.status.reason.map(Reason::as_str),
+        order.seq,
+        order.status.holds_units,
+        slot(order),
+        order.paid_at.map(|at| at.0),
+        order.closed_at.map(|at| at.0),
+        order.payment.map(|payment| payment.to_bytes()),
+        order.refunded_at.map(|at| at.0),
+    ])?;
     if written == 1 {
         return Ok(());
     }
-    Err(LedgerError::Failed(anyhow::anyhow!("order {} is not at seq {seq_before}", order.id)))
+    Err(LedgerError::Failed(anyhow::anyhow!("order {} is not at seq {}", order.id, before.seq)))
 }
 
 /// Moves the counters by what the order's change really means for them. The table's checks are the guard.

@@ -179,13 +179,19 @@ pub(super) fn close_open(
     Ok(Some(Box::new(payment)))
 }
 
-/// Writes what an event makes of a payment. An event that the payment cannot take is a defect of the caller.
+/// Writes what an event makes of a payment.
 pub(super) fn step(
     transaction: &Transaction<'_>,
     payment: &mut Payment,
     event: Event,
     now: UnixMs,
 ) -> LedgerResult<()> {
+    advance(payment, event, now)?;
+    write(transaction, payment)
+}
+
+/// What an event makes of a payment, not written yet. An event that the payment cannot take is a defect of the caller.
+pub(super) fn advance(payment: &mut Payment, event: Event, now: UnixMs) -> LedgerResult<()> {
     payment.status =
         payment::next(payment.status, event).map_err(|error| LedgerError::Failed(error.into()))?;
     match event {
@@ -201,7 +207,7 @@ pub(super) fn step(
         Event::RefundDone => (payment.ended_at, payment.next_try_at) = (Some(now), None),
         Event::RefundFailed => (payment.ended_at, payment.next_try_at) = (None, None),
     }
-    write(transaction, payment)
+    Ok(())
 }
 
 pub(super) fn insert(transaction: &Transaction<'_>, mut payment: Payment) -> LedgerResult<Payment> {

@@ -15,7 +15,7 @@ use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
 
 use super::deadlines::readable;
 use super::orders::{Shelf, find, write_event};
-use super::payments::{self, PAYMENT_COLUMNS, insert, read_payment, step};
+use super::payments::{self, PAYMENT_COLUMNS, advance, insert, read_payment, step};
 use super::refunds::{self, RefundWord};
 use super::{SqliteLedger, Urgency, column, signed, strikes};
 use crate::ledger::money::{Absent, Decided, Names, Notice, Payment, QueueIsDrained, Settled, Taken, Told};
@@ -39,8 +39,8 @@ impl SqliteLedger {
     /// the ledger. Durable when it returns; a retry is [`Settled::Duplicate`] or waits on.
     pub async fn settle_capture(&self, id: PaymentId, absent: Absent, now: UnixMs) -> LedgerResult<Decided> {
         self.transact(Urgency::Settle, move |transaction| match payments::find(transaction, id)? {
-            Some(payment) => settle(transaction, payment, absent, now),
-            None => Ok(alone(Settled::NotFound)),
+            Some(payment) => settle(transaction, Captured::written(payment), absent, now),
+            None => Ok(Decided { this: Settled::NotFound, before: Vec::new() }),
         })
         .await
     }
@@ -93,9 +93,10 @@ impl SqliteLedger {
     ) -> LedgerResult<Decided> {
         self.transact(Urgency::Settle, move |transaction| {
             let Some(payment) = payments::find(transaction, id)? else {
-                return Ok(alone(Settled::NotFound));
+                return Ok(Decided { this: Settled::NotFound, before: Vec::new() });
             };
-            let Decided { this, before } = settle(transaction, payment.clone(), Absent::WillNotCome, now)?;
+            let captured = Captured::written(payment.clone());
+            let Decided { this, before } = settle(transaction, captured, Absent::WillNotCome, now)?;
             let this = match this {
                 Settled::ReviveNeeded { order, .. } => revive_alone(transaction, payment, *order, now)?,
                 decided @ (Settled::Applied { .. }
@@ -121,11 +122,11 @@ fn take(transaction: &Transaction<'_>, notice: &Notice, now: UnixMs) -> LedgerRe
     let known = find_capture(transaction, key)?;
     let (payment_no, taken) = match (&notice.told, known) {
         (Told::Captured { capture, names, fresh }, known) => {
-            let payment = match known {
-                Some(payment) => payment,
+            let captured = match known {
+                Some(payment) => Captured::written(payment),
                 None => write_down(transaction, capture, names, *fresh, now)?,
             };
-            (payment.no, Taken::Capture(settle(transaction, payment, Absent::MayCome, now)?))
+            (captured.payment.no, Taken::Capture(settle(transaction, captured, Absent::MayCome, now)?))
         }
         (Told::Refunded { payment, .. } | Told::RefundFailed { payment, .. }, None) => {
             return untold(transaction, key, payment.as_deref());
@@ -173,14 +174,49 @@ fn find_capture(connection: &Connection, key: &CaptureKey) -> rusqlite::Result<O
         .optional()
 }
 
-/// Writes a capture down that was not known: on the payment that it belongs to, or, if that has its money, beside it.
+/// A capture to be decided.
+struct Captured {
+    payment: Payment,
+    /// Whether its row tells of the capture yet. Mostly it is decided at once, and written once.
+    is_written: bool,
+}
+
+impl Captured {
+    fn written(payment: Payment) -> Self {
+        Self { payment, is_written: true }
+    }
+
+    fn write(&mut self, transaction: &Transaction<'_>) -> LedgerResult<()> {
+        if !self.is_written {
+            payments::write(transaction, &self.payment)?;
+            self.is_written = true;
+        }
+        Ok(())
+    }
+
+    /// The payments of its order, itself among them as it is by now.
+    fn siblings(&self, connection: &Connection) -> LedgerResult<Vec<payment::Payment>> {
+        let of_order = match self.payment.order {
+            Some(order) => payments::of_order(connection, order)?,
+            None => vec![self.payment.clone()],
+        };
+        let as_it_is = |other: &Payment| as_rules_see_it(self.instead_of(other));
+        of_order.iter().map(as_it_is).collect()
+    }
+
+    fn instead_of<'a>(&'a self, other: &'a Payment) -> &'a Payment {
+        if other.no == self.payment.no { &self.payment } else { other }
+    }
+}
+
+/// Takes a capture down that was not known: on the payment that it belongs to, or, if that has its money, beside it.
 fn write_down(
     transaction: &Transaction<'_>,
     capture: &Capture,
     names: &Names,
     fresh: PaymentId,
     now: UnixMs,
-) -> LedgerResult<Payment> {
+) -> LedgerResult<Captured> {
     let (reference, named) = match names {
         Names::Payment(reference) => (reference.clone(), find_named(transaction, &capture.key, reference)?),
         Names::Order(order) => (order.to_string(), None),
@@ -194,8 +230,8 @@ fn write_down(
     match named {
         Some(mut payment) if matches!(payment.status.state, State::Started | State::Closed) => {
             (payment.capture_id, payment.money) = (capture_id, capture.money);
-            step(transaction, &mut payment, Event::Captured, now)?;
-            Ok(payment)
+            advance(&mut payment, Event::Captured, now)?;
+            Ok(Captured { payment, is_written: false })
         }
         _ => insert(
             transaction,
@@ -224,7 +260,8 @@ fn write_down(
                 slow_told_at: None,
                 problem: None,
             },
-        ),
+        )
+        .map(Captured::written),
     }
 }
 
@@ -248,55 +285,63 @@ fn find_named(
 /// wrong money that nobody has looked at yet. Whoever is told follows all of them.
 fn settle(
     transaction: &Transaction<'_>,
-    payment: Payment,
+    mut captured: Captured,
     absent: Absent,
     now: UnixMs,
 ) -> LedgerResult<Decided> {
-    let undecided = |other: &Payment| other.no < payment.no && other.status.state == State::Captured;
     let mut before = Vec::new();
-    if let Some(order) = payment.order {
-        let earlier = payments::of_order(transaction, order)?;
-        for earlier in earlier.into_iter().filter(undecided) {
-            before.push(settle_one(transaction, earlier, absent, now)?);
-        }
+    for earlier in undecided_before(transaction, &captured.payment)? {
+        captured.write(transaction)?;
+        before.push(settle_one(transaction, Captured::written(earlier), absent, now)?);
     }
     // What waits on is found again by its worker.
     before.retain(|settled| matches!(settled, Settled::Applied { .. } | Settled::RefundDue { .. }));
-    Ok(Decided { this: settle_one(transaction, payment, absent, now)?, before })
+    Ok(Decided { this: settle_one(transaction, captured, absent, now)?, before })
 }
 
-fn alone(this: Settled) -> Decided {
-    Decided { this, before: Vec::new() }
+fn undecided_before(connection: &Connection, payment: &Payment) -> rusqlite::Result<Vec<Payment>> {
+    let Some(order) = payment.order else { return Ok(Vec::new()) };
+    let sql = format!(
+        "select {PAYMENT_COLUMNS} from payments
+         where order_id = ?1 and payment_no < ?2 and state = 'captured' order by payment_no"
+    );
+    let mut statement = connection.prepare_cached(&sql)?;
+    let rows =
+        statement.query_map(params![order.to_bytes(), signed(payment.no)], |row| read_payment(row, 0))?;
+    rows.collect()
 }
 
 fn settle_one(
     transaction: &Transaction<'_>,
-    payment: Payment,
+    mut captured: Captured,
     absent: Absent,
     now: UnixMs,
 ) -> LedgerResult<Settled> {
-    let order = find_order(transaction, payment.order)?;
-    let siblings = match payment.order {
-        Some(order) => payments::of_order(transaction, order)?,
-        None => vec![payment.clone()],
-    };
-    let siblings = siblings.iter().map(as_rules_see_it).collect::<LedgerResult<Vec<_>>>()?;
-    let Some(capture) = capture_of(&payment)? else { return Ok(Settled::NotFound) };
+    let siblings = captured.siblings(transaction)?;
+    let order = find_order(transaction, captured.payment.order)?;
+    let Some(capture) = capture_of(&captured.payment)? else { return Ok(Settled::NotFound) };
     let subject = match (&order, absent) {
         (Some(order), _) => Subject::Order { status: order.status, total: payments::total(order) },
         (None, Absent::MayCome) => Subject::NotYet,
         (None, Absent::WillNotCome) => Subject::Unknown,
     };
-    match (payment::settle(subject, &siblings, &capture), order) {
+    let settlement = payment::settle(subject, &siblings, &capture);
+    if !matches!(settlement, Settlement::Apply | Settlement::RefundDue(_)) {
+        captured.write(transaction)?;
+    }
+    match (settlement, order) {
         (Settlement::Apply, Some(order)) => {
-            apply(transaction, payment, order, OrderEvent::PaymentApplied, now)
+            apply(transaction, captured.payment, order, OrderEvent::PaymentApplied, now)
         }
         (Settlement::Revive, Some(order)) => {
-            Ok(Settled::ReviveNeeded { payment: payment.id, order: Box::new(order) })
+            Ok(Settled::ReviveNeeded { payment: captured.payment.id, order: Box::new(order) })
         }
-        (Settlement::RefundDue(reason), _) => send_back(transaction, payment, reason, now),
+        (Settlement::RefundDue(reason), _) => send_back(transaction, captured.payment, reason, now),
         (Settlement::Duplicate, _) => Ok(Settled::Duplicate),
-        (Settlement::Wait | Settlement::Apply | Settlement::Revive, _) => Ok(Settled::Wait),
+        (Settlement::Wait | Settlement::Revive, _) => Ok(Settled::Wait),
+        (Settlement::Apply, None) => {
+            Err(LedgerError::Failed(anyhow::anyhow!("money for an order that is not there")))
+        }
     }
 }
 
