@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use anyhow::Context as _;
 use clap::ValueEnum;
 
 use crate::install::{self, Consent};
@@ -40,7 +41,7 @@ pub struct Args {
     no_install: bool,
     /// Measures nothing against anything: loads the server with one kind of request for ten seconds and says which of
     /// its threads spent what. For use beside `perf`.
-    #[arg(long, value_name = "refuse|accept")]
+    #[arg(long, value_name = "refuse|accept|pass")]
     profile: Option<String>,
 }
 
@@ -53,6 +54,8 @@ enum Group {
     Http,
     /// The latency of accepts at half of their rate; measures `http` first.
     HalfLoad,
+    /// Passes, fetched by a buyer each.
+    Passes,
     /// Ten times more buyers than the server can take, under a CPU quota.
     Overload,
     /// A normal load beside 10,000 slow sockets.
@@ -102,6 +105,10 @@ pub fn run(root: &Path, args: &Args) -> anyhow::Result<ExitCode> {
         }
     }
     if wanted.iter().all(|group| *group == Group::Instructions) && args.profile.is_none() {
+        if let Some(json) = &args.json {
+            std::fs::write(json, instructions::json(&counted))
+                .with_context(|| format!("cannot write {}", json.display()))?;
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let mut command = Command::new("cargo");
@@ -112,6 +119,8 @@ pub fn run(root: &Path, args: &Args) -> anyhow::Result<ExitCode> {
     }
     command.args(["bench", "--package", "doorbuster", "--bench", "figures", "--"]);
     command.args(args.for_the_benchmark(root, &wanted, &counted)?);
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    command.args(["--repeat".to_owned(), format!("cargo xtask {}", words.join(" "))]);
     process::show(&mut command)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -26,6 +26,10 @@ const RIVAL_PACKAGES: &[(&str, &str, &str)] = &[
     ("/usr/bin/redis-server", "redis-server", "the rivals' stock"),
 ];
 
+/// The rival in Node. Whichever Node is there runs it, from Debian or not; its version is among the conditions.
+const NODE_PACKAGES: &[(&str, &str, &str)] =
+    &[("node", "nodejs", "a rival of the benchmark"), ("npm", "npm", "brings its client of Redis")];
+
 /// The client of the rival in Node; exactly this version, so that figures of two days can be compared.
 const IOREDIS: &str = "ioredis@5.11.1";
 
@@ -98,7 +102,9 @@ pub fn valgrind(consent: Consent) -> anyhow::Result<()> {
 /// What the benchmark's rivals need. Returns where the modules of Node lie, which may be nowhere: that rival gives
 /// information only, and without it the others are still measured.
 pub fn rivals(target: &Path, consent: Consent) -> anyhow::Result<PathBuf> {
-    install_packages(&missing_packages(RIVAL_PACKAGES, |file| Path::new(file).is_file()), consent)?;
+    let mut packages = missing_packages(RIVAL_PACKAGES, |file| Path::new(file).is_file());
+    packages.extend(missing_packages(NODE_PACKAGES, |program| on_path(program).is_some()));
+    install_packages(&packages, consent)?;
     let folder = target.join("bench").join("node");
     let modules = folder.join("node_modules");
     if !modules.join("ioredis").is_dir() && consent == Consent::Install {

@@ -68,6 +68,15 @@ fn without_the_pass(mut counted: Vec<Count>) -> Vec<Count> {
     counted
 }
 
+/// The counts as the benchmark's JSON has them.
+pub fn json(counted: &[Count]) -> String {
+    let figures: Vec<String> = counted
+        .iter()
+        .map(|Count { name, per_request }| format!("\"instructions_{name}\":{per_request}"))
+        .collect();
+    format!("{{\"figures\":{{{}}},\"raw\":{{}}}}\n", figures.join(","))
+}
+
 /// Counts and fails where the budget is exceeded.
 pub fn check(root: &Path, target: &Path) -> anyhow::Result<()> {
     let counted = count(root, target, Build::Tests)?;
@@ -193,6 +202,15 @@ mod tests {
         let counted =
             without_the_pass(vec![count("refuse", 16_000), count("accept", 18_000), count(PASS, 9_000)]);
         assert_eq!(counted, [count("refuse", 7_000), count("accept", 9_000), count(PASS, 9_000)]);
+    }
+
+    #[test]
+    fn counts_are_figures_for_machines() {
+        let counted = [Count { name: "refuse", per_request: 7 }, Count { name: "pass", per_request: 9 }];
+        assert_eq!(
+            json(&counted),
+            "{\"figures\":{\"instructions_refuse\":7,\"instructions_pass\":9},\"raw\":{}}\n"
+        );
     }
 
     #[test]

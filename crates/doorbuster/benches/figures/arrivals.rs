@@ -66,10 +66,12 @@ pub struct Tally {
     /// Of the generating threads.
     pub cpu_us: f64,
     pub run: Duration,
+    /// When nobody was due any more. Those who had come may have waited on.
+    pub over_at: Instant,
 }
 
 impl Tally {
-    fn new(run: Duration) -> Self {
+    fn new(run: Duration, began: Instant) -> Self {
         let histogram = || Histogram::new_with_bounds(1, LATENCY_US_MAX, 3).expect("bounds are in order");
         Self {
             offered: 0,
@@ -84,6 +86,7 @@ impl Tally {
             lateness_us: histogram(),
             cpu_us: 0.0,
             run,
+            over_at: began + run,
         }
     }
 
@@ -149,7 +152,7 @@ impl Arrivals {
     /// Blocks until the last of them is gone.
     pub fn run(&self, passes: &Passes) -> anyhow::Result<Tally> {
         let began = Instant::now();
-        let mut whole = Tally::new(self.run);
+        let mut whole = Tally::new(self.run, began);
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.threads)
                 .map(|number| scope.spawn(move || self.run_thread(number, began, passes.clone())))
@@ -168,7 +171,7 @@ impl Arrivals {
             patience: self.patience,
             run: self.run,
             began,
-            tally: Mutex::new(Tally::new(self.run)),
+            tally: Mutex::new(Tally::new(self.run, began)),
             waiting: AtomicUsize::new(0),
             visits: AtomicUsize::new(number),
             sources: match self.coming {
@@ -192,7 +195,7 @@ impl Arrivals {
         anyhow::ensure!(!desk.dry.load(Ordering::Relaxed), "the passes signed ahead did not suffice");
         let mut tally = desk.tally.lock().expect("no visit panicked");
         tally.cpu_us = this_thread_us() - cpu_before;
-        Ok(std::mem::replace(&mut tally, Tally::new(self.run)))
+        Ok(std::mem::replace(&mut tally, Tally::new(self.run, began)))
     }
 }
 

@@ -122,12 +122,19 @@ const METHOD: &str = "\
 - **Half load**: half of the accepts per second measured just before, open loop on 1,024 connections; latency counts from
   when a request was due. A sync of the disk that takes 20 ms is in everybody's p99 who comes in that time, so the disk's
   own p99, measured alone in the same minute with the journal's rhythm, stands beside ours.
+- **Passes** are fetched by distinct buyers, each with a signed token of its own, on the connections of the closed loop.
 - **Overload**: the server lives under a fifth of a core in periods of 10 ms. Each buyer comes on a connection of their
-  own, waits at most a second, and leaves. The peak is what 128 buyers at a time get. Then ten times as many come as the
+  own, waits at most a second, and leaves. The peak is what the best served of 128, 256 and 512
+  buyers at a time get. Then ten times as many come as the
   peak serves, whatever the server does. Goodput is answers of 202 and 409 per second. With less than 95 % of the
   arrivals achieved there is no figure.
 - **Slow sockets**: 10,000 begin a request, send one header every 4 seconds, and come back when they are thrown out.
   The normal load is half of the peak, open loop, on connections opened after them.
+- **Settling**: notifications of a provider for orders that wait for money, 1,000 per second on 32 connections, beside
+  10,000 accepts per second on 1,024, both open loop. A notification is answered when its money is applied and durable.
+- **Timeouts**: 100,000 unpaid orders. The server stands still until all of them are due; the time runs from then until
+  the last one is closed, its buyer struck and its unit free, while others buy.
+- **Audit**: an audit of recorded orders beside a crowd that buys, and how long it held up a try at most.
 - **Webhooks**: orders are recorded while the webhook is disabled; then it is enabled, and the time runs until the
   ledger knows that the receiver has all of their events. The receiver answers at once, and signing, order per order id
   and ten requests at a time are as always.

@@ -14,6 +14,7 @@ use crate::Plan;
 use crate::ceiling::{Ceiling, Layout};
 use crate::disk;
 use crate::load::{Minted, Requests, RivalRequests, Sample, blast, enough_for};
+use crate::passes;
 use crate::product::{Product, Sale};
 use crate::report::{Bar, Goal, Picture, Report, Table, median};
 use crate::rivals::{self, AnswerBytes, Front, Keeping, Rival};
@@ -26,10 +27,19 @@ const HALF_LOAD_CONNECTIONS: usize = 1_024;
 const WARM_UP: Duration = Duration::from_millis(700);
 
 /// Which of the two requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Refuse,
     Accept,
+}
+
+/// Whose cost is looked at by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Profiled {
+    Refuse,
+    Accept,
+    /// Fetching one.
+    Pass,
 }
 
 impl Kind {
@@ -529,11 +539,16 @@ fn at_half_load(plan: &Plan, report: &mut Report, ours: &Ours, rate: f64) -> any
 }
 
 /// Where the server's CPU goes, by thread, and nothing else.
-pub fn profile(plan: &Plan, kind: Kind, rate: Option<f64>) -> anyhow::Result<()> {
+pub fn profile(plan: &Plan, what: Profiled, rate: Option<f64>) -> anyhow::Result<()> {
     let folder = TempDir::new()?;
     let product = Product::start(folder.path())?;
-    let sale = product.open_sale(1, if kind == Kind::Accept { PLENTY } else { 0 })?;
-    let source = Minted::new(&product, &sale).ahead(enough_for(plan.run));
+    let sale = product.open_sale(1, if what == Profiled::Refuse { 0 } else { PLENTY })?;
+    let source = match what {
+        Profiled::Pass => Requests::Written(passes::asks(plan, &product, &sale)?),
+        Profiled::Refuse | Profiled::Accept => {
+            Requests::Ours(Minted::new(&product, &sale).ahead(enough_for(plan.run)))
+        }
+    };
     println!("server: process {}", product.id());
     let before = crate::processes::thread_cpu_us(product.id());
     let pace = rate.map_or(Pace::Closed, Pace::PerSecond);

@@ -174,11 +174,35 @@ impl RequestSource for RivalRequests {
     }
 }
 
+/// Requests that were written ahead.
+#[derive(Clone)]
+pub struct Written {
+    requests: Arc<[Vec<u8>]>,
+    cursor: Arc<AtomicUsize>,
+}
+
+impl Written {
+    pub fn new(requests: Vec<Vec<u8>>) -> Self {
+        Self { requests: requests.into(), cursor: Arc::default() }
+    }
+}
+
+impl RequestSource for Written {
+    fn next(&mut self, out: &mut Vec<u8>) -> bool {
+        let Some(request) = self.requests.get(self.cursor.fetch_add(1, Ordering::Relaxed)) else {
+            return false;
+        };
+        out.clone_from(request);
+        true
+    }
+}
+
 /// What a contender is asked.
 #[derive(Clone)]
 pub enum Requests {
     Ours(Passes),
     Rival(RivalRequests),
+    Written(Written),
 }
 
 impl RequestSource for Requests {
@@ -186,6 +210,7 @@ impl RequestSource for Requests {
         match self {
             Self::Ours(passes) => passes.next(out),
             Self::Rival(requests) => requests.next(out),
+            Self::Written(requests) => requests.next(out),
         }
     }
 }

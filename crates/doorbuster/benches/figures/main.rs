@@ -32,6 +32,9 @@ mod load;
 /// Refusals and accepts, everybody in turn.
 mod http;
 
+/// The right to try.
+mod passes;
+
 /// Buyers on connections of their own.
 mod arrivals;
 
@@ -120,7 +123,7 @@ struct Args {
     /// Measures nothing against anything: loads the server with one kind of request for ten seconds and says which
     /// of its threads spent what on it. For use beside `perf`.
     #[arg(long)]
-    profile: Option<http::Kind>,
+    profile: Option<http::Profiled>,
     /// Offers so many requests per second instead of as many as are answered, and prints their latency.
     #[arg(long, requires = "profile")]
     rate: Option<f64>,
@@ -132,6 +135,9 @@ struct Args {
     /// Runs as the memory probe instead (used by the bench itself).
     #[arg(long, hide = true)]
     memory_probe: Option<usize>,
+    /// How this run can be repeated.
+    #[arg(long, hide = true)]
+    repeat: Option<String>,
     /// Cargo passes it to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
@@ -144,6 +150,8 @@ enum Group {
     Http,
     /// The latency of accepts at half of their rate; measures `http` first.
     HalfLoad,
+    /// Passes fetched.
+    Passes,
     /// Ten times more buyers than the server can take.
     Overload,
     /// 10,000 slow sockets.
@@ -228,6 +236,10 @@ fn main() -> anyhow::Result<()> {
     report.condition("open_files", json!(plan.open_files));
     report.condition("date", json!(jiff::Timestamp::now().strftime("%Y-%m-%d").to_string()));
     report.condition("compiler", json!(processes::version_of(Path::new("rustc"), "--version")));
+    report.condition("commit", json!(processes::commit()));
+    if let Some(line) = &args.repeat {
+        report.condition("command", json!(line));
+    }
     counted_before(&mut report, &args.instructions)?;
     measure(&plan, &mut report, &args.only)?;
     report.table();
@@ -244,6 +256,9 @@ fn measure(plan: &Plan, report: &mut report::Report, only: &[Group]) -> anyhow::
     let wanted = |group: Group| only.is_empty() || only.contains(&group);
     if wanted(Group::Http) || wanted(Group::HalfLoad) {
         http::measure(plan, report, wanted(Group::HalfLoad))?;
+    }
+    if wanted(Group::Passes) {
+        passes::measure(plan, report)?;
     }
     if wanted(Group::Overload) {
         overload::measure(plan, report)?;
@@ -284,7 +299,11 @@ fn measure(plan: &Plan, report: &mut report::Report, only: &[Group]) -> anyhow::
 /// Instruction counts come from a tool of their own; here they only join the table.
 fn counted_before(report: &mut report::Report, counts: &[String]) -> anyhow::Result<()> {
     const KNOWN: [(&str, &str, &str); 3] = [
-        ("refuse", "instructions_refuse", "instructions per refusal, from body to answer, without the pass"),
+        (
+            "refuse",
+            "instructions_refuse",
+            "instructions per refusal, from request to answer, without the pass",
+        ),
         ("accept", "instructions_accept", "the same per accept, up to the hand-over to the journal"),
         ("pass", "instructions_pass", "instructions to check a pass, by valgrind's SHA-256"),
     ];

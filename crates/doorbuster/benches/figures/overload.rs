@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -17,8 +17,8 @@ use crate::quota::Quota;
 use crate::report::{Goal, Report, Table, median};
 
 const FIFTH_OF_A_CORE: u32 = 200;
-/// Buyers there at any time when the peak is measured.
-const PEAK_PEOPLE: usize = 128;
+/// Buyers there at any time when the peak is looked for: what the best of these crowds gets is the peak.
+const PEAK_PEOPLE: [usize; 3] = [128, 256, 512];
 const TIMES_PEAK: f64 = 10.0;
 /// Then a buyer gives up and hangs up. Shorter where the generator may not hold so many open at once.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -63,12 +63,13 @@ pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     report.raw("overload_throttled", json!(quota.throttled()));
     report.raw("overload", json!(rounds.iter().map(Round::json).collect::<Vec<_>>()));
     report.tables.push(table(&rounds));
-    let of = |value: fn(&Round) -> f64| median(&rounds.iter().map(value).collect::<Vec<_>>());
-    let achieved = of(|round| round.flood.achieved_share());
-    if achieved < ACHIEVED_MIN {
-        report.absent(NAME, &format!("only {:.1} % of the arrivals were achieved", achieved * 100.0));
+    rounds.retain(|round| round.flood.achieved_share() >= ACHIEVED_MIN);
+    if rounds.is_empty() {
+        let share = ACHIEVED_MIN * 100.0;
+        report.absent(NAME, &format!("in no round {share:.0} % of the arrivals were achieved"));
         return Ok(());
     }
+    let of = |value: fn(&Round) -> f64| median(&rounds.iter().map(value).collect::<Vec<_>>());
     report.figure(
         NAME,
         of(Round::goodput_share),
@@ -95,7 +96,7 @@ pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
         of(|round| round.memory_mib[1] - round.memory_mib[0]),
         "MiB",
         "memory that the overload added at most",
-        Goal::Information,
+        Goal::AtMost { must: 64.0, target: 32.0 },
     );
     Ok(())
 }
@@ -105,9 +106,9 @@ fn round(plan: &Plan, report: &Report, quota: &Quota) -> anyhow::Result<Round> {
     let product = Product::start_within(folder.path(), Some(quota))?;
     let sale = product.open_sale(1, 10_000_000)?;
     report.say("overload: the peak under the quota");
-    let closed = |run| Coming::Closed { people: PEAK_PEOPLE }.arrive(plan, &product, &sale, run, PATIENCE);
-    closed(WINDOW)?;
-    let peak = closed(plan.run)?;
+    let closed = |people, run| Coming::Closed { people }.arrive(plan, &product, &sale, run, PATIENCE);
+    closed(PEAK_PEOPLE[0], WINDOW)?;
+    let (people, peak) = peak(|people| closed(people, plan.run))?;
     ensure!(peak.useful > 0, "the server accepted nobody under its quota");
     let before = resident_bytes(product.id());
     let per_s = peak.goodput() * TIMES_PEAK;
@@ -121,11 +122,23 @@ fn round(plan: &Plan, report: &Report, quota: &Quota) -> anyhow::Result<Round> {
     let coming = Coming::Open { per_s, waiting_max };
     let (flood, most) =
         with_memory(product.id(), || coming.arrive(plan, &product, &sale, plan.run * 2, patience))?;
-    let normal_after = normal_after(&peak, || closed(WINDOW))?;
+    let normal_after = normal_after(&peak, flood.over_at, || closed(people, WINDOW))?;
     product.settle(&sale)?;
     let after = resident_bytes(product.id());
     let memory_mib = [before, most, after].map(|bytes| bytes as f64 / f64::from(1 << 20));
     Ok(Round { peak, flood, normal_after, memory_mib })
+}
+
+/// The crowd that is served best, and what it got.
+fn peak(closed: impl Fn(usize) -> anyhow::Result<Tally>) -> anyhow::Result<(usize, Tally)> {
+    let mut best: Option<(usize, Tally)> = None;
+    for people in PEAK_PEOPLE {
+        let tally = closed(people)?;
+        if best.as_ref().is_none_or(|(_, best)| tally.goodput() > best.goodput()) {
+            best = Some((people, tally));
+        }
+    }
+    best.context("no crowd came")
 }
 
 impl Coming {
@@ -164,14 +177,14 @@ fn with_memory<T>(id: u32, run: impl FnOnce() -> anyhow::Result<T>) -> anyhow::R
     Ok((result?, most.load(Ordering::Relaxed)))
 }
 
-/// When the first window that is like the peak began, from now on.
+/// When the first window that is like the peak began, from the end of the arrivals on.
 fn normal_after(
     peak: &Tally,
+    over_at: Instant,
     window: impl Fn() -> anyhow::Result<Tally>,
 ) -> anyhow::Result<Option<Duration>> {
-    let began = Instant::now();
-    while began.elapsed() < NORMAL_WITHIN {
-        let since = began.elapsed();
+    while over_at.elapsed() < NORMAL_WITHIN {
+        let since = over_at.elapsed();
         let tally = window()?;
         let normal = tally.goodput() >= peak.goodput() * NORMAL_GOODPUT
             && tally.p99_ms() <= peak.p99_ms() * SLOWER_MAX;

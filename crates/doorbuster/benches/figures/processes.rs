@@ -176,7 +176,15 @@ pub fn raise_open_files() -> u64 {
 
 /// The first line a program says about itself.
 pub fn version_of(program: &Path, argument: &str) -> String {
-    let output = Command::new(program).arg(argument).output();
-    let said = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
+    first_line(Command::new(program).arg(argument))
+}
+
+/// What was measured; with a `+` when files differ from it.
+pub fn commit() -> String {
+    first_line(Command::new("git").args(["describe", "--always", "--dirty=+"]))
+}
+
+fn first_line(command: &mut Command) -> String {
+    let said = command.output().map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
     String::from_utf8_lossy(&said).lines().next().unwrap_or("unknown").to_owned()
 }

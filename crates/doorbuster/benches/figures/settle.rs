@@ -1,8 +1,6 @@
 //! How long a provider waits until its notification is settled, while a crowd is buying.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, ensure};
 use doorbuster::payment::sandbox::{Letter, Outcome, Sandbox};
@@ -10,12 +8,12 @@ use rules::money::Money;
 use rules::time::UnixMs;
 use rusqlite::{Connection, OpenFlags};
 use serde_json::{Value, json};
-use stampede::blast::{Blasted, Pace, Passes, RequestSource, Until};
+use stampede::blast::{Blasted, Pace, Passes, Until};
 use tempfile::TempDir;
 
 use crate::Plan;
 use crate::disk;
-use crate::load::{Mint, Minted, blast};
+use crate::load::{Mint, Minted, Written, blast};
 use crate::product::{PASS_SECRET, Product, Sale};
 use crate::report::{Goal, Report, median};
 
@@ -82,7 +80,7 @@ fn shop(folder: &Path) -> anyhow::Result<[u8; 16]> {
 }
 
 /// Orders that wait for money, and the notifications that bring it, signed.
-fn callbacks(plan: &Plan, product: &Product, sale: &Sale, sandbox: &Sandbox) -> anyhow::Result<Callbacks> {
+fn callbacks(plan: &Plan, product: &Product, sale: &Sale, sandbox: &Sandbox) -> anyhow::Result<Written> {
     let count = (SETTLES_PER_S * plan.run.as_secs_f64() * 1.1) as usize;
     let minted = Minted::new(product, sale);
     let mints: Vec<Mint> = (0..count).map(|_| minted.mint()).collect();
@@ -98,7 +96,7 @@ fn callbacks(plan: &Plan, product: &Product, sale: &Sale, sandbox: &Sandbox) -> 
     let payments = product.ask_as_buyers(asks, &json!({"provider": "sandbox"}))?;
     let host = product.address.to_string();
     let requests = payments.iter().map(|payment| callback(&host, sandbox, payment));
-    Ok(Callbacks { requests: requests.collect::<anyhow::Result<_>>()?, cursor: Arc::default() })
+    Ok(Written::new(requests.collect::<anyhow::Result<_>>()?))
 }
 
 fn callback(host: &str, sandbox: &Sandbox, payment: &Value) -> anyhow::Result<Vec<u8>> {
@@ -124,28 +122,11 @@ fn callback(host: &str, sandbox: &Sandbox, payment: &Value) -> anyhow::Result<Ve
     Ok(request)
 }
 
-/// Requests that were written ahead.
-#[derive(Clone)]
-struct Callbacks {
-    requests: Arc<[Vec<u8>]>,
-    cursor: Arc<AtomicUsize>,
-}
-
-impl RequestSource for Callbacks {
-    fn next(&mut self, out: &mut Vec<u8>) -> bool {
-        let Some(request) = self.requests.get(self.cursor.fetch_add(1, Ordering::Relaxed)) else {
-            return false;
-        };
-        out.clone_from(request);
-        true
-    }
-}
-
 /// Both loads at one time, open loop.
 fn together(
     plan: &Plan,
     product: &Product,
-    callbacks: Callbacks,
+    callbacks: Written,
     passes: Passes,
 ) -> anyhow::Result<(Blasted, Blasted)> {
     let until = Until::Elapsed(plan.run);

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::Plan;
 use crate::disk;
 use crate::load::{Minted, blast};
-use crate::product::{Product, Sale};
+use crate::product::Product;
 use crate::report::{Goal, Report, median};
 use crate::start::record_orders;
 
