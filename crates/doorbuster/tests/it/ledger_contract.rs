@@ -247,6 +247,25 @@ async fn the_guard_refuses_what_the_gate_should_not_have_granted(books: Books) {
     assert_eq!((refused.status.state, refused.status.reason), (State::Refused, Some(Reason::NoStock)));
 }
 
+async fn a_claim_in_the_way_of_another_leaves_a_long_batch_as_it_is(books: Books) {
+    const CLAIMS: u64 = 100;
+    record(&books, vec![claim(1, 11, "late", 1)]).await;
+    let mut batch: Vec<_> =
+        (2..=CLAIMS).map(|seq| claim(seq, 100 + u128::from(seq), &format!("buyer-{seq}"), 2)).collect();
+    batch[40] = claim(42, 142, "late", 2);
+    let expected = |outcome, other| {
+        let mut all = vec![outcome; batch.len()];
+        all[40] = other;
+        all
+    };
+    let refused = Recorded::Refused(Reason::OtherLive);
+    assert_eq!(record(&books, batch.clone()).await, expected(Recorded::Recorded, refused));
+    assert_eq!(live_units(&books).await, 1 + 98 * 2);
+    assert_eq!(record(&books, batch.clone()).await, expected(Recorded::RepeatLive, Recorded::RepeatEnded));
+    assert_eq!(live_units(&books).await, 1 + 98 * 2, "a repeat takes nothing");
+    assert_books_fit(&books).await;
+}
+
 async fn a_buyer_has_one_live_order(books: Books) {
     let outcomes = record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "ann", 1)]).await;
     assert_eq!(outcomes, [Recorded::Recorded, Recorded::Refused(Reason::OtherLive)]);
@@ -366,6 +385,7 @@ contract!(
     a_long_batch_gives_way_to_those_who_wait_and_goes_on_after_them(400),
     a_repeat_is_told_apart_and_counted_once(10),
     the_guard_refuses_what_the_gate_should_not_have_granted(3),
+    a_claim_in_the_way_of_another_leaves_a_long_batch_as_it_is(300),
     a_buyer_has_one_live_order(10),
     a_cancel_closes_once_and_only_for_its_buyer(10),
     stock_changes_are_remembered_by_their_id(3),

@@ -13,7 +13,8 @@ use rules::sale::Phase;
 use rules::time::UnixMs;
 use rusqlite::types::Value;
 use rusqlite::{
-    CachedStatement, Connection, OptionalExtension as _, Row, Transaction, params, params_from_iter,
+    CachedStatement, Connection, ErrorCode, OptionalExtension as _, Row, ToSql, Transaction, params,
+    params_from_iter,
 };
 
 use super::shelf::{LEFT_COLUMNS, LEFT_COLUMNS_COUNT, Left};
@@ -35,11 +36,18 @@ pub(super) const ORDER_COLUMNS_COUNT: usize = 19;
 
 pub(super) const ORDER_TABLES: &str = "orders join offers using (offer_no) join sales using (sale_no)";
 
-/// After so many claims of a batch, whoever waits for the core may have it: a batch is long, and nobody waits for it.
-const CLAIMS_PER_YIELD: usize = 32;
+/// So many orders are inserted by one statement: beginning and ending one costs as much as half a row. After each,
+/// whoever waits for the core may have it: a batch is long, and nobody waits for it.
+const ORDERS_PER_INSERT: usize = 32;
 
 /// So many claims are recorded before a batch gives way: fewer would not pay for their commit.
-const CLAIMS_BEFORE_GIVING_WAY: usize = 2 * CLAIMS_PER_YIELD;
+const CLAIMS_BEFORE_GIVING_WAY: usize = 2 * ORDERS_PER_INSERT;
+
+/// What an order is inserted with.
+const INSERTED_COLUMNS: &str =
+    "order_no, order_id, offer_no, buyer, quantity, state, reason, seq, holds_units, slot,
+    created_at, recorded_at, pay_by, closed_at, pass_expires_at";
+const INSERTED_COLUMNS_COUNT: usize = 15;
 
 /// A live or recently ended order, for rebuilding the gate.
 #[derive(Clone, Debug)]
@@ -207,19 +215,15 @@ fn record(
     let fits = who_fits(transaction, batch, &mut books)?;
     let mut pen = Pen::new(transaction)?;
     let mut records = Vec::with_capacity(batch.len());
-    for (index, ((seq, claim), fits)) in batch.iter().zip(fits).enumerate() {
-        if index % CLAIMS_PER_YIELD == 0 {
-            if index >= CLAIMS_BEFORE_GIVING_WAY && somebody_waits() {
-                break;
-            }
-            std::thread::yield_now();
+    for (some, fits) in batch.chunks(ORDERS_PER_INSERT).zip(fits.chunks(ORDERS_PER_INSERT)) {
+        if records.len() >= CLAIMS_BEFORE_GIVING_WAY && somebody_waits() {
+            break;
         }
-        let offer = books.get_mut(&claim.offer).and_then(Option::as_mut);
-        records.push(match (claim.revives, offer) {
-            (Some(revive), _) => settling::record_revival(transaction, claim, revive, fits, now)?,
-            (None, Some(offer)) => record_one(&mut pen, *seq, claim, fits, offer, now)?,
-            (None, None) => Record { outcome: Recorded::Refused(Reason::Internal), order: None },
-        });
+        std::thread::yield_now();
+        match record_together(&mut pen, some, fits, &mut books, now)? {
+            Some(recorded) => records.extend(recorded),
+            None => record_each(&mut pen, some, fits, &mut books, now, &mut records)?,
+        }
     }
     drop(pen);
     insert_events(transaction, now)?;
@@ -290,22 +294,78 @@ fn read_books(transaction: &Transaction<'_>, offer: OfferId) -> rusqlite::Result
         .optional()
 }
 
-/// The statement that every claim of a batch needs, and the transaction it belongs to.
+/// The statements that the claims of a batch need, and the transaction they belong to.
 struct Pen<'a> {
     transaction: &'a Transaction<'a>,
+    /// Inserts an order, or nothing where it is in the way of another.
     order: CachedStatement<'a>,
+    /// Inserts [`ORDERS_PER_INSERT`] orders, or none of them where one is in the way of another.
+    orders: CachedStatement<'a>,
 }
 
 impl<'a> Pen<'a> {
     fn new(transaction: &'a Transaction<'a>) -> rusqlite::Result<Self> {
-        let order = transaction.prepare_cached(
-            "insert into orders (order_no, order_id, offer_no, buyer, quantity, state, reason, seq, holds_units,
-                 slot, created_at, recorded_at, pay_by, closed_at, pass_expires_at)
-             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)
-             on conflict do nothing",
-        )?;
-        Ok(Self { transaction, order })
+        let row = format!("({})", ["?"; INSERTED_COLUMNS_COUNT].join(", "));
+        let rows = [row.as_str(); ORDERS_PER_INSERT].join(", ");
+        let one = format!("insert into orders ({INSERTED_COLUMNS}) values {row} on conflict do nothing");
+        let many = format!("insert into orders ({INSERTED_COLUMNS}) values {rows}");
+        let (order, orders) = (transaction.prepare_cached(&one)?, transaction.prepare_cached(&many)?);
+        Ok(Self { transaction, order, orders })
     }
+}
+
+/// Records claims by one statement, if there are enough of them and each is a new order that nothing is in the way of.
+/// Otherwise nothing happens.
+fn record_together(
+    pen: &mut Pen<'_>,
+    claims: &[(u64, Arc<Claim>)],
+    fits: &[bool],
+    books: &mut Books,
+    now: UnixMs,
+) -> LedgerResult<Option<Vec<Record>>> {
+    let plain = |((_, claim), fits): (&(u64, Arc<Claim>), &bool)| *fits && claim.revives.is_none();
+    if claims.len() != ORDERS_PER_INSERT || !claims.iter().zip(fits).all(plain) {
+        return Ok(None);
+    }
+    let mut orders = Vec::with_capacity(claims.len());
+    for (seq, claim) in claims {
+        let Some(Some(offer)) = books.get(&claim.offer) else { return Ok(None) };
+        let order = new_order(*seq, claim, Event::Recorded, offer, now)?;
+        bind(&mut pen.orders, orders.len(), &order, offer, now)?;
+        orders.push(order);
+    }
+    match pen.orders.raw_execute() {
+        Ok(_) => {}
+        Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    }
+    for order in &orders {
+        if let Some(Some(offer)) = books.get_mut(&order.offer) {
+            offer.taken = offer.taken.saturating_add(order.quantity);
+        }
+    }
+    let recorded = |order| Record { outcome: Recorded::Recorded, order: Some(Arc::new(order)) };
+    Ok(Some(orders.into_iter().map(recorded).collect()))
+}
+
+/// Records claims one by one, each with its own verdict.
+fn record_each(
+    pen: &mut Pen<'_>,
+    claims: &[(u64, Arc<Claim>)],
+    fits: &[bool],
+    books: &mut Books,
+    now: UnixMs,
+    records: &mut Vec<Record>,
+) -> LedgerResult<()> {
+    for ((seq, claim), fits) in claims.iter().zip(fits) {
+        let offer = books.get_mut(&claim.offer).and_then(Option::as_mut);
+        records.push(match (claim.revives, offer) {
+            (Some(revive), _) => settling::record_revival(pen.transaction, claim, revive, *fits, now)?,
+            (None, Some(offer)) => record_one(pen, *seq, claim, *fits, offer, now)?,
+            (None, None) => Record { outcome: Recorded::Refused(Reason::Internal), order: None },
+        });
+    }
+    Ok(())
 }
 
 fn record_one(
@@ -378,24 +438,40 @@ fn new_order(seq: u64, claim: &Claim, event: Event, offer: &OfferBooks, now: Uni
 
 /// `false` when the order's id, or another live order of its buyer, is already there.
 fn insert_order(pen: &mut Pen<'_>, order: &Order, offer: &OfferBooks, now: UnixMs) -> LedgerResult<bool> {
-    let inserted = pen.order.execute(params![
-        signed(order.no),
-        order.id.to_bytes(),
-        offer.offer_no,
-        order.buyer.as_str(),
-        order.quantity,
-        order.status.state.as_str(),
-        order.status.reason.map(Reason::as_str),
-        order.seq,
-        order.status.holds_units,
-        slot(order),
-        order.created_at.0,
-        now.0,
-        order.pay_by.map(|at| at.0),
-        order.closed_at.map(|at| at.0),
-        order.pass_expires_at.0,
-    ])?;
-    Ok(inserted == 1)
+    bind(&mut pen.order, 0, order, offer, now)?;
+    Ok(pen.order.raw_execute()? == 1)
+}
+
+/// Binds an order as the row with this number of a statement that inserts orders.
+fn bind(
+    statement: &mut CachedStatement<'_>,
+    row: usize,
+    order: &Order,
+    offer: &OfferBooks,
+    now: UnixMs,
+) -> rusqlite::Result<()> {
+    let values: [&dyn ToSql; INSERTED_COLUMNS_COUNT] = [
+        &signed(order.no),
+        &order.id.to_bytes(),
+        &offer.offer_no,
+        &order.buyer.as_str(),
+        &order.quantity,
+        &order.status.state.as_str(),
+        &order.status.reason.map(Reason::as_str),
+        &order.seq,
+        &order.status.holds_units,
+        &slot(order),
+        &order.created_at.0,
+        &now.0,
+        &order.pay_by.map(|at| at.0),
+        &order.closed_at.map(|at| at.0),
+        &order.pass_expires_at.0,
+    ];
+    let first = row * INSERTED_COLUMNS_COUNT + 1;
+    for (index, value) in (first..).zip(values) {
+        statement.raw_bind_parameter(index, value)?;
+    }
+    Ok(())
 }
 
 /// See the table's comment: 0 while live.
