@@ -14,6 +14,7 @@ pub const PACKAGES: &[(&str, &str, &str)] = &[
     ("python3", "python3", "runs the API fuzzer"),
     VALGRIND,
     ("/usr/sbin/rabbitmq-server", "rabbitmq-server", "a receiver of events"),
+    ("chromium", "chromium", "shows pages as buyers see them"),
 ];
 
 const VALGRIND: (&str, &str, &str) = ("valgrind", "valgrind", "counts the hot path's instructions");

@@ -11,6 +11,9 @@
     reason = "test support: a broken assumption should stop the test at once, and real processes need the real clock"
 )]
 
+/// A private Chromium.
+pub mod browser;
+
 /// A disk for SQLite that loses, tears and refuses what a real one may.
 pub mod disk;
 

@@ -30,6 +30,17 @@ pub async fn audit(settings: &Settings, request: AuditRequest, clock: &Clock) ->
     audited
 }
 
+/// The last reports that are kept in the folder, newest first. A folder in use is refused.
+pub async fn last(settings: &Settings, limit: u32) -> anyhow::Result<Vec<AuditView>> {
+    let path = settings.ledger_path();
+    ensure!(path.exists(), "there is no ledger at {}", path.display());
+    let _lock = lock_data_dir(&settings.data_dir)?;
+    let ledger = SqliteLedger::open(&path, None, rand::random())?;
+    let rows = ledger.audit_page(None, limit).await;
+    ledger.close();
+    Ok(rows?.iter().map(|(_, text)| report::read(text)).collect::<Result<_, _>>()?)
+}
+
 async fn examine(
     ledger: &SqliteLedger,
     journal: Option<&JournalLook>,

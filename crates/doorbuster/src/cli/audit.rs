@@ -7,7 +7,8 @@ use clap::Args;
 use doorbuster::auditor::folder;
 use doorbuster::clock::Clock;
 use rules::id::{OfferId, SaleId};
-use rules::wire::{AuditFinding, AuditRequest, AuditState, AuditView};
+use rules::wire::{AuditFinding, AuditRequest, AuditState, AuditView, Page};
+use serde_json::json;
 
 use super::client::Client;
 use super::reach::{Found, ReachOptions};
@@ -29,6 +30,7 @@ Examples:
   doorbuster audit
   doorbuster audit --repair
   doorbuster audit --sale 01m7h12ebbvd5va6f5pvjryvdn --json
+  doorbuster audit --last
 What each finding means and what to do about it: docs/audit.md")]
 pub struct Audit {
     /// Mends what is proven safe; the rest is named.
@@ -40,12 +42,25 @@ pub struct Audit {
     /// Only this offer.
     #[arg(long, value_name = "ID")]
     offer: Option<OfferId>,
+    /// Shows the last report instead of making one, or the last N, newest first; at most 200. The newest decides the code.
+    #[arg(
+        long, value_name = "N", num_args = 0..=1, default_missing_value = "1",
+        value_parser = clap::value_parser!(u32).range(1..=200), conflicts_with_all = ["repair", "sale", "offer"]
+    )]
+    last: Option<u32>,
     #[command(flatten)]
     reach: ReachOptions,
 }
 
 impl Audit {
     pub async fn run(self) -> anyhow::Result<Exit> {
+        match self.last {
+            Some(limit) => self.show_last(limit).await,
+            None => self.make().await,
+        }
+    }
+
+    async fn make(self) -> anyhow::Result<Exit> {
         let request = AuditRequest { repair: self.repair, sale_id: self.sale, offer_id: self.offer };
         let view = match self.reach.find().await? {
             Found::Server(client) => ask(&client, request).await?,
@@ -53,11 +68,32 @@ impl Audit {
         };
         let text = if self.reach.json { serde_json::to_string(&view)? } else { words(&view) };
         say::answer(&text);
-        match (view.state, view.clean) {
-            (AuditState::Done, Some(true)) => Ok(Exit::Done),
-            (AuditState::Done, _) => Ok(Exit::Violated),
-            (AuditState::Running | AuditState::Failed, _) => Ok(Exit::Failed),
-        }
+        Ok(exit_of(&view))
+    }
+
+    async fn show_last(self, limit: u32) -> anyhow::Result<Exit> {
+        let views = match self.reach.find().await? {
+            Found::Server(client) => {
+                client.get::<Page<AuditView>>(&format!("/admin/v1/audit?limit={limit}")).await?.items
+            }
+            Found::Folder(settings) => folder::last(&settings, limit).await?,
+        };
+        let text = match views.as_slice() {
+            _ if self.reach.json => json!({"items": views, "next_cursor": null}).to_string(),
+            [] => "No audit was made yet. `doorbuster audit` makes one.".to_owned(),
+            views => views.iter().map(dated).collect::<Vec<_>>().join("\n\n"),
+        };
+        say::answer(&text);
+        // Without a report nobody knows whether it is clean.
+        Ok(views.first().map_or(Exit::Failed, exit_of))
+    }
+}
+
+fn exit_of(view: &AuditView) -> Exit {
+    match (view.state, view.clean) {
+        (AuditState::Done, Some(true)) => Exit::Done,
+        (AuditState::Done, _) => Exit::Violated,
+        (AuditState::Running | AuditState::Failed, _) => Exit::Failed,
     }
 }
 
@@ -75,6 +111,17 @@ pub async fn ask(client: &Client, request: AuditRequest) -> anyhow::Result<Audit
             .context("the audit was lost sight of")?;
     }
     bail!("audit {} is still running; ask for it with GET /admin/v1/audit/{}", view.id, view.id)
+}
+
+/// A report of some time ago: when, of what, and its words.
+fn dated(view: &AuditView) -> String {
+    let of = match (view.sale_id, view.offer_id) {
+        (_, Some(offer)) => format!("offer {offer}"),
+        (Some(sale), None) => format!("sale {sale}"),
+        (None, None) => "everything".to_owned(),
+    };
+    let repair = if view.repair { ", with repair" } else { "" };
+    format!("{}  audit {} of {of}{repair}\n{}", view.started_at, view.id, words(view))
 }
 
 fn words(view: &AuditView) -> String {

@@ -44,6 +44,10 @@ impl Client {
         self.call(Method::POST, path, Some(body)).await
     }
 
+    pub async fn put<T: DeserializeOwned>(&self, path: &str, body: &Value) -> anyhow::Result<T> {
+        self.call(Method::PUT, path, Some(body)).await
+    }
+
     pub async fn patch<T: DeserializeOwned>(&self, path: &str, body: &Value) -> anyhow::Result<T> {
         self.call(Method::PATCH, path, Some(body)).await
     }
@@ -114,7 +118,9 @@ fn advice(code: &str) -> Option<&'static str> {
     let code = Code::ALL.iter().find(|known| known.as_str() == code)?;
     Some(match code {
         Code::Unauthorized => "Set DOORBUSTER_ADMIN_KEY, or --admin-key, to the admin_key of that server.",
-        Code::NotFound => "`doorbuster sale list`, `payments list` and `webhooks list` show what there is.",
+        Code::NotFound => {
+            "`doorbuster sale list`, `payments list`, `blocks list` and `webhooks list` show what there is."
+        }
         Code::WrongState | Code::NotEditable | Code::Unsure => {
             "`doorbuster sale show ID` shows how it stands."
         }

@@ -189,15 +189,19 @@ fn parse_type(text: &str) -> Result<String, String> {
     }
 }
 
-/// Units of `--since`, in seconds.
+/// Units of a span, in seconds.
 const UNITS_S: [(char, u64); 4] = [('s', 1), ('m', 60), ('h', 3_600), ('d', 86_400)];
 
-fn parse_since(text: &str) -> Result<UnixMs, String> {
-    let ago = UNITS_S.iter().find_map(|(unit, seconds)| {
+/// How long: `10m`, `2h`, `3d`.
+pub fn parse_span(text: &str) -> Option<Duration> {
+    UNITS_S.iter().find_map(|(unit, seconds)| {
         let number: u64 = text.strip_suffix(*unit)?.parse().ok()?;
         Some(Duration::from_secs(number.checked_mul(*seconds)?))
-    });
-    match ago {
+    })
+}
+
+fn parse_since(text: &str) -> Result<UnixMs, String> {
+    match parse_span(text) {
         Some(ago) => {
             let ms = i64::try_from(ago.as_millis()).map_err(|_| "is too long ago".to_owned())?;
             // The server refuses what lies before its time.

@@ -22,6 +22,11 @@ const EXAMPLES: &[(&str, &str, &[&str])] = &[
     ("payments", "show", &["01m7h12f0c6w9scvfaw00tvy24"]),
     ("payments", "refund", &["01m7h12eefchxsys8mbnadytqv", "01m7h12eefchxsys8mbnadytqv --keep-units"]),
     ("payments", "retry", &["01m7h12f0c6w9scvfaw00tvy24"]),
+    ("blocks", "list", &["", "--json | jq '.items[].buyer'"]),
+    ("blocks", "show", &["ann"]),
+    ("blocks", "set", &["ann --until 72h", "ann --until 2026-12-24T00:00:00Z --note resells"]),
+    ("blocks", "lift", &["ann", "ann --strike 7"]),
+    ("blocks", "strike", &["ann", "ann --note resells"]),
     ("events", "tail", &["--types 'order.*'", "--since 2h --no-follow", "--json | jq .type"]),
     ("webhooks", "list", &["", "--json"]),
     (

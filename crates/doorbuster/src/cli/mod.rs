@@ -27,6 +27,7 @@ mod table;
 mod examples;
 
 mod audit;
+mod blocks;
 mod completions;
 mod config;
 mod demo;
@@ -67,6 +68,7 @@ enum Command {
     Sale(sale::Sale),
     Preheat(preheat::Preheat),
     Payments(payments::Payments),
+    Blocks(blocks::Blocks),
     Events(events::Events),
     Webhooks(webhooks::Webhooks),
     Audit(audit::Audit),
@@ -105,6 +107,7 @@ pub async fn run(cli: Cli) -> ExitCode {
         Command::Sale(command) => command.run().await,
         Command::Preheat(command) => command.run().await,
         Command::Payments(command) => command.run().await,
+        Command::Blocks(command) => command.run().await,
         Command::Events(command) => command.run().await,
         Command::Webhooks(command) => command.run().await,
         Command::Audit(command) => command.run().await,

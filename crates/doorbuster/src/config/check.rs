@@ -12,7 +12,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
-use super::{Settings, TelemetrySettings};
+use super::{ORDER_IN_URL, Settings, TelemetrySettings};
 use crate::edge::auth;
 use crate::edge::limits::ClientIp;
 use crate::outbox::endpoint::check_types;
@@ -47,6 +47,9 @@ impl fmt::Display for Warning {
 
 /// What a process can be told to do. Embedded, one process does all of it.
 pub const ROLES: [&str; 6] = ["edge", "desk", "clerk", "sweeper", "courier", "auditor"];
+
+/// The longest `payment.return_url`, in characters: with an order's id in it, Alipay takes 256.
+const RETURN_URL_CHARS_MAX: usize = 200;
 
 impl Settings {
     /// All problems, or, if there are none, what deserves a second look.
@@ -196,6 +199,16 @@ impl Settings {
     fn check_payment(&self, problems: &mut Problems) {
         if self.public_url.as_deref().is_some_and(|url| !is_web(url) || url.contains(['?', '#'])) {
             problems.add("public_url", "must begin with https:// (or http://) and have no ? and no #.");
+        }
+        if self.payment.return_url.as_deref().is_some_and(|url| !leads_to_order(url)) {
+            problems.add(
+                "payment.return_url",
+                format!(
+                    "must begin with https:// (or http://), hold {ORDER_IN_URL} once or more behind the host's name, no other \
+                     braces and no blanks, and have at most {RETURN_URL_CHARS_MAX} characters: for example \
+                     https://shop.example/my-orders/{ORDER_IN_URL}."
+                ),
+            );
         }
         match Providers::new(&self.payment, &NO_SHOP) {
             Err(found) => problems.0.extend(found),
@@ -388,6 +401,18 @@ fn is_web(url: &str) -> bool {
     url.starts_with("https://") || url.starts_with("http://")
 }
 
+/// Whether an address names the order's page once [`ORDER_IN_URL`] is replaced, whatever the order.
+fn leads_to_order(url: &str) -> bool {
+    let Some((before, _)) = url.split_once(ORDER_IN_URL) else { return false };
+    let filled = url.replace(ORDER_IN_URL, "0");
+    let host = |text: &str| text.parse::<http::Uri>().ok()?.authority().cloned();
+    is_web(url)
+        && url.chars().count() <= RETURN_URL_CHARS_MAX
+        && !filled.contains(['{', '}'])
+        // The same host for all orders, and one that there is.
+        && host(&filled).is_some_and(|filled| host(before) == Some(filled))
+}
+
 fn same(a: &Option<SecretString>, b: &Option<SecretString>) -> bool {
     a.as_ref().zip(b.as_ref()).is_some_and(|(a, b)| a.expose_secret() == b.expose_secret())
 }
@@ -557,6 +582,34 @@ mod tests {
         {
             let said = problems(&[bad]);
             assert!(said.len() == 1 && said[0].starts_with("public_url: must begin"), "{said:?}");
+        }
+    }
+
+    #[test]
+    fn buyers_come_back_to_the_page_of_their_order() {
+        for good in [
+            "https://shop.example/my-orders/{order}",
+            "http://127.0.0.1:3000/done?order={order}&again={order}",
+            "https://shop.example/#/orders/{order}",
+        ] {
+            assert_eq!(with(&[&format!("payment.return_url={good}")]).check(), Ok(vec![]), "{good}");
+        }
+        let long = format!("https://shop.example/{}/{{order}}", "x".repeat(200));
+        for bad in [
+            "https://shop.example/my-orders",
+            "shop.example/{order}",
+            "javascript:alert('{order}')",
+            "https://{order}.shop.example/",
+            "https://shop.example{order}",
+            "https://shop.example:80{order}/",
+            "https:///{order}",
+            "https://shop.example/{buyer}/{order}",
+            "https://shop.example/my orders/{order}",
+            &long,
+        ] {
+            let said = problems(&[&format!("payment.return_url={bad}")]);
+            let named = said.len() == 1 && said[0].starts_with("payment.return_url: must begin");
+            assert!(named && said[0].contains("my-orders/{order}"), "{bad}: {said:?}");
         }
     }
 

@@ -18,6 +18,9 @@ pub use load::ConfigError;
 /// Every setting with its unit, default and reason; built in, so that a binary alone is complete.
 pub const DEFAULT_TOML: &str = include_str!("../../../../config/default.toml");
 
+/// Stands for the order's id in `payment.return_url`.
+pub const ORDER_IN_URL: &str = "{order}";
+
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
@@ -135,6 +138,9 @@ pub struct ChallengeSettings {
 #[serde(deny_unknown_fields)]
 pub struct PaymentSettings {
     pub sandbox: bool,
+    /// Holds [`ORDER_IN_URL`].
+    #[serde(with = "unset_when_empty")]
+    pub return_url: Option<String>,
     // Boxed: settings are moved through the start of the process, and these are large and mostly empty.
     pub stripe: Box<StripeSettings>,
     pub alipay: Box<AlipaySettings>,

@@ -204,6 +204,31 @@ mod tests {
     use super::*;
     use crate::config::Settings;
 
+    #[test]
+    fn only_who_is_busy_is_given_the_time_that_it_asks_for_and_an_hour_at_most() {
+        let asked = |status: u16, value: Option<&str>| {
+            let mut response = http::Response::builder().status(status);
+            if let Some(value) = value {
+                response = response.header(RETRY_AFTER, value);
+            }
+            retry_after(&Response::from(response.body("").unwrap())).map(|time| time.as_secs())
+        };
+        assert_eq!((asked(429, Some("120")), asked(503, Some("0"))), (Some(120), Some(0)));
+        for much in ["3600", "3601", "18446744073709551615"] {
+            assert_eq!(
+                (asked(429, Some(much)), asked(503, Some(much))),
+                (Some(3_600), Some(3_600)),
+                "{much}"
+            );
+        }
+        for status in [200, 301, 400, 410, 500, 502] {
+            assert_eq!(asked(status, Some("120")), None, "{status}");
+        }
+        for nothing in [None, Some("soon"), Some("-1"), Some("1.5"), Some("")] {
+            assert_eq!(asked(503, nothing), None, "{nothing:?}");
+        }
+    }
+
     #[tokio::test]
     async fn no_connection_is_made_to_a_name_that_leads_inside() {
         let settings = Settings::load(None, std::iter::empty(), &[]).unwrap();

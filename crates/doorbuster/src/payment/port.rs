@@ -24,7 +24,7 @@ use super::providers::{
 };
 use super::sandbox::{Sandbox, SandboxWord};
 use crate::clock::Clock;
-use crate::config::Settings;
+use crate::config::{ORDER_IN_URL, Settings};
 use crate::guard;
 use crate::ledger::money::{Names, Notice, Payment, RefundFailure, Told};
 
@@ -124,6 +124,7 @@ pub struct Port {
     sandbox: Option<Sandbox>,
     clock: Clock,
     public_url: Option<String>,
+    return_url: Option<String>,
     home: OnceLock<SocketAddr>,
     outages: Mutex<Outages>,
 }
@@ -156,6 +157,7 @@ impl Port {
             sandbox,
             clock,
             public_url,
+            return_url: settings.payment.return_url.clone(),
             home: OnceLock::new(),
             outages: Mutex::default(),
         })
@@ -215,6 +217,14 @@ impl Port {
         }
     }
 
+    /// Where a buyer comes back to from a provider: the page of the order.
+    fn page_of(&self, order: &str) -> String {
+        match &self.return_url {
+            Some(url) => url.replace(ORDER_IN_URL, order),
+            None => self.address_of(&format!("/orders/{order}")),
+        }
+    }
+
     /// Starts a payment at its provider. A repeat is the same payment there.
     pub async fn start(&self, payment: &Payment, beginning: &Beginning) -> Result<Begun, CallError> {
         let begun = match self.find(&payment.provider)? {
@@ -241,7 +251,7 @@ impl Port {
             title: beginning.title.clone(),
             pay_by: beginning.pay_by,
             notify_url: self.notify_url(provider),
-            return_url: self.address_of(&format!("/orders/{order}")),
+            return_url: self.page_of(&order),
             device: beginning.device,
         };
         let started = match provider.start(&start, &self.stamp())? {

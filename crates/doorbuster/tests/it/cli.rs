@@ -523,6 +523,100 @@ fn webhooks_are_made_tested_mended_and_removed() {
 }
 
 #[test]
+fn buyers_are_kept_out_and_let_in_on_a_running_server() {
+    let shop = Shop::new();
+    let server = shop.started();
+    assert_eq!(shop.run(&["blocks", "list"]).expect(0).out, "Nobody is blocked.\n");
+    let nothing = shop.run(&["blocks", "show", "ann"]).expect(1);
+    assert!(nothing.err.contains("ann has no block and no strikes"), "{}", nothing.err);
+    let given = shop.run_json(&["blocks", "strike", "ann", "--note", "resells"]);
+    assert_eq!((&given["cause"], &given["note"]), (&json!("operator"), &json!("resells")));
+    let shown = shop.run(&["blocks", "show", "ann"]).expect(0).out;
+    for said in ["ann  not blocked\n", "strikes  1 count; 3 block\n", "operator", "resells"] {
+        assert!(shown.contains(said), "{said}: {shown}");
+    }
+    let no_block = shop.run(&["blocks", "lift", "ann"]).expect(1);
+    assert!(no_block.err.contains("ann is not blocked") && no_block.err.contains("blocks show ann"));
+    shop.run(&["blocks", "strike", "ann"]).expect(0);
+    let third = shop.run(&["blocks", "strike", "ann"]).expect(0).out;
+    assert!(third.contains("ann  blocked until 20") && third.contains("3 count; 3 block"), "{third}");
+
+    // What is in the way of an address may be in a name.
+    let name = "a/b ?安";
+    let block = shop.run_json(&["blocks", "set", name, "--until", "72h", "--note", "by\nhand"]);
+    assert_eq!((&block["buyer"], &block["note"]), (&json!(name), &json!("by\nhand")));
+    assert_eq!(block["until"], block["by_hand_until"]);
+    let table = shop.run(&["blocks", "list"]).expect(0).out;
+    assert!(table.contains("BLOCKED UNTIL") && table.contains("  by hand\n"), "{table}");
+    let listed = shop.run_json(&["blocks", "list"]);
+    let names: Vec<_> = listed["items"].as_array().unwrap().iter().map(|one| one["buyer"].clone()).collect();
+    assert_eq!(names, [json!(name), json!("ann")]);
+    assert_eq!(shop.run_json(&["blocks", "list", "--limit", "1"])["items"].as_array().unwrap().len(), 1);
+    assert_eq!(shop.run(&["blocks", "lift", name]).expect(0).out, format!("{name} gets passes again.\n"));
+
+    let no = given["no"].to_string();
+    let lifted = shop.run(&["blocks", "lift", "ann", "--strike", &no]).expect(0).out;
+    assert_eq!(lifted, format!("Strike {no} of ann is lifted.\n"));
+    let again = shop.run(&["blocks", "lift", "ann", "--strike", &no]).expect(1);
+    assert!(again.err.contains("lifted before"), "{}", again.err);
+    let shown = shop.run_json(&["blocks", "show", "ann"]);
+    assert_eq!((&shown["strikes"], &shown["until"]), (&json!(2), &Value::Null));
+    assert_eq!(shown["history"].as_array().unwrap().len(), 3, "a lifted one stays to be seen");
+
+    let past = shop.run(&["blocks", "set", "bob", "--until", "2020-01-01T00:00:00Z"]).expect(1);
+    assert!(past.err.contains("field: until"), "{}", past.err);
+    for wrong in [
+        &["blocks", "set", "bob"][..],
+        &["blocks", "set", "bob", "--until", "soon"],
+        &["blocks", "show", ".."],
+    ] {
+        shop.run(wrong).expect(2);
+    }
+    server.terminate().unwrap();
+    end(&server).expect(0);
+}
+
+#[test]
+fn buyers_are_kept_out_and_let_in_while_no_server_runs() {
+    let shop = Shop::new();
+    shop.run(&["migrate"]).expect(0);
+    shop.run(&["blocks", "set", "ann", "--until", "72h"]).expect(0);
+    shop.run(&["blocks", "strike", "bob"]).expect(0);
+    let listed = shop.run_json(&["blocks", "list"]);
+    assert_eq!((&listed["items"][0]["buyer"], &listed["items"][1]), (&json!("ann"), &Value::Null));
+    assert_eq!(shop.run(&["blocks", "lift", "ann"]).expect(0).out, "ann gets passes again.\n");
+    assert_eq!(shop.run_json(&["blocks", "show", "bob"])["strikes"], 1);
+}
+
+#[test]
+fn the_last_audits_are_read_again() {
+    let shop = Shop::new();
+    let server = shop.started();
+    shop.run(&["sale", "create", text(&shop.draft(7))]).expect(0);
+    let none = shop.run(&["audit", "--last"]).expect(1);
+    assert!(none.out.contains("No audit was made yet"), "{}", none.out);
+    let made = shop.run_json(&["audit"]);
+    let last = shop.run(&["audit", "--last"]).expect(0).out;
+    let head = format!("audit {} of everything\nClean", made["id"].as_str().unwrap());
+    assert!(last.contains(&head), "{last}");
+    server.terminate().unwrap();
+    end(&server).expect(0);
+
+    // Without a server the folder has them; what was not clean then is not clean when it is read again.
+    let file = rusqlite::Connection::open(shop.folder.path().join("doorbuster.db")).unwrap();
+    file.execute_batch("update offers set live_units = 3").unwrap();
+    drop(file);
+    let found = shop.run(&["audit", "--json"]).expect(3).json();
+    let last = shop.run(&["audit", "--last"]).expect(3).out;
+    assert!(last.contains(found["id"].as_str().unwrap()) && last.contains("discrepanc"), "{last}");
+    let both = shop.run(&["audit", "--last", "5", "--json"]).expect(3).json();
+    assert_eq!(both["items"], json!([found, made]), "the newest first");
+    for wrong in [&["audit", "--last", "--repair"][..], &["audit", "--last", "0"]] {
+        shop.run(wrong).expect(2);
+    }
+}
+
+#[test]
 fn a_draft_that_is_wrong_names_the_field() {
     let shop = Shop::new();
     let path = shop.folder.path().join("night.json");

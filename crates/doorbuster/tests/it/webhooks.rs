@@ -12,7 +12,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use doorbuster::clock::Clock;
-use doorbuster::ledger::sqlite::Dropped;
+use doorbuster::ledger::sqlite::{Dropped, WEBHOOKS_MAX};
 use doorbuster::outbox::endpoint::wants;
 use doorbuster::telemetry::metrics::Delivery;
 use http::{HeaderMap, StatusCode};
@@ -71,6 +71,8 @@ impl Got {
 enum Reply {
     Status(u16),
     Elsewhere(String),
+    /// Not now; after so many seconds.
+    Later(u16, u64),
     /// It never answers.
     Silence,
 }
@@ -134,6 +136,9 @@ async fn answer(State(receiver): State<Receiver>, headers: HeaderMap, bytes: Byt
     receiver.got.lock().push(got);
     match reply {
         Reply::Status(status) => StatusCode::from_u16(status).unwrap().into_response(),
+        Reply::Later(status, seconds) => {
+            (StatusCode::from_u16(status).unwrap(), [("retry-after", seconds.to_string())]).into_response()
+        }
         Reply::Elsewhere(url) => (StatusCode::TEMPORARY_REDIRECT, [("location", url)]).into_response(),
         Reply::Silence => std::future::pending().await,
     }
@@ -453,6 +458,59 @@ async fn an_answer_that_sends_us_elsewhere_is_a_failure() {
     })
     .await;
     assert!(other.asked().is_empty());
+}
+
+/// A busy receiver says when to come again: that is kept to, up to an hour.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_that_asks_for_time_gets_it_up_to_an_hour() {
+    for status in [429, 503] {
+        let (app, clock) = with_manual_clock(&[INSIDE, KEEP]).await;
+        let mut held_up: Option<String> = None;
+        let receiver = Receiver::open(move |got| match (&held_up, got.order()) {
+            (None, Some(_)) => {
+                held_up = Some(got.id().to_owned());
+                Reply::Later(status, 7_200)
+            }
+            _ => Reply::Status(204),
+        })
+        .await;
+        hook(&app, &receiver.url()).await;
+        let sale = app.publish(draft_between(-60, 86_400, 50)).await;
+        buy_and_cancel(&app, &sale, 0..1).await;
+        let refused = || receiver.asked().iter().filter(|got| !got.taken).cloned().collect::<Vec<_>>();
+        eventually("it is asked for time", async || refused().len() == 1).await;
+        let event = refused()[0].id().to_owned();
+        let asked = || receiver.asked().iter().filter(|got| got.id() == event).count();
+        eventually("that is written down", async || app.app.metrics.deliveries.get(Delivery::Failed) == 1)
+            .await;
+        clock.advance(Duration::from_millis(3_599_999));
+        buy_and_cancel(&app, &sale, 1..2).await;
+        eventually("what is not in its way is delivered", async || receiver.count("order.closed") == 1).await;
+        assert_eq!(asked(), 1, "{status}: a moment too early");
+        clock.advance(Duration::from_millis(1));
+        eventually("it is asked again", async || asked() == 2).await;
+        eventually("and what stood behind it comes", async || receiver.count("order.closed") == 2).await;
+        assert_in_order(&receiver, 2);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn there_are_only_so_many_webhooks() {
+    let app = TestApp::with(&[INSIDE]).await;
+    let draft = json!({"url": "http://127.0.0.1:9/", "disabled": true});
+    let mut first = None;
+    for _ in 0..WEBHOOKS_MAX {
+        let made = app.operate("POST", "/admin/v1/webhooks", Some(&draft), 201).await;
+        first.get_or_insert(made);
+    }
+    let problem = app.operate("POST", "/admin/v1/webhooks", Some(&draft), 422).await;
+    assert_code(&problem, "invalid_request");
+    assert!(problem["detail"].as_str().unwrap().contains("100 webhooks already; delete one"), "{problem}");
+    let listed = app.operate("GET", "/admin/v1/webhooks", None, 200).await;
+    assert_eq!(listed["items"].as_array().unwrap().len(), 100);
+    app.operate("DELETE", &path(&first.unwrap()), None, 204).await;
+    app.operate("POST", "/admin/v1/webhooks", Some(&draft), 201).await;
+    app.operate("POST", "/admin/v1/webhooks", Some(&draft), 422).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

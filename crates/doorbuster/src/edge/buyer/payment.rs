@@ -94,3 +94,36 @@ fn device(headers: &HeaderMap, address: IpAddr) -> Device {
     let agent = headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
     if agent.is_some_and(is_mobile) { Device::Phone { address } } else { Device::Desktop }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_browser_says_whether_it_runs_on_a_phone() {
+        let address = IpAddr::from([192, 0, 2, 7]);
+        let of = |agent: Option<&str>| {
+            let agent = agent.map(|agent| (USER_AGENT, agent.parse().unwrap()));
+            device(&agent.into_iter().collect(), address)
+        };
+        for phone in [
+            "Mozilla/5.0 (iPhone; CPU iPhone OS 18_5 like Mac OS X) AppleWebKit/605.1.15 Version/18.5 Mobile/15E148 Safari/604.1",
+            "Mozilla/5.0 (Linux; Android 15; Pixel 9) AppleWebKit/537.36 Chrome/138.0.0.0 Mobile Safari/537.36",
+            "Mozilla/5.0 (Linux; Android 14; SM-X910) AppleWebKit/537.36 Chrome/138.0.0.0 Safari/537.36",
+            "Mozilla/5.0 (Linux; Android 15; V2366) AppleWebKit/537.36 Mobile Safari/537.36 MicroMessenger/8.0.60",
+        ] {
+            assert_eq!(of(Some(phone)), Device::Phone { address }, "{phone}");
+        }
+        for desktop in [
+            Some("Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"),
+            Some(
+                "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_15_7) AppleWebKit/605.1.15 Version/18.5 Safari/605.1.15",
+            ),
+            Some("curl/8.14.1"),
+            Some(""),
+            None,
+        ] {
+            assert_eq!(of(desktop), Device::Desktop, "{desktop:?}");
+        }
+    }
+}

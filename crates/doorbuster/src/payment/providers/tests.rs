@@ -84,6 +84,7 @@ fn shop() -> [u8; 16] {
 fn settings() -> PaymentSettings {
     let mut settings = VECTORS.settings.clone();
     settings["sandbox"] = json!(false);
+    settings["return_url"] = json!("");
     serde_json::from_value(settings).unwrap()
 }
 

@@ -204,6 +204,12 @@ async fn money_under_an_unknown_name_is_taken_and_not_lost() {
     let found = page["items"].as_array().unwrap();
     assert_eq!((found.len(), found[0]["capture_id"].as_str()), (1, Some("one")));
     assert_eq!(found[0]["order_id"], Value::Null);
+    let path = format!("/admin/v1/payments/{}", found[0]["id"].as_str().unwrap());
+    eventually("it is back", async || {
+        let payment = app.operate("GET", &path, None, 200).await;
+        (payment["state"].as_str(), payment["reason"].as_str()) == (Some("refunded"), Some("order_unknown"))
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

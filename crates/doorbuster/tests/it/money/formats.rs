@@ -12,12 +12,50 @@ use serde_json::json;
 use super::*;
 
 #[derive(Deserialize)]
-struct Vectors {
-    now_ms: i64,
-    payment_id: String,
+pub struct Vectors {
+    pub now_ms: i64,
+    pub payment_id: String,
+    pub refund_id: String,
     shop: String,
     settings: serde_json::Map<String, Value>,
     notifications: Vec<Notification>,
+    requests: Vec<Recorded>,
+    answers: Vec<Recorded>,
+}
+
+/// An answer to one of our requests; `expect` says what is to be made of it, where it is not the usual one.
+#[derive(Deserialize)]
+struct Recorded {
+    provider: String,
+    verb: String,
+    expect: Option<Value>,
+    answer: Option<RecordedAnswer>,
+}
+
+#[derive(Deserialize)]
+pub struct RecordedAnswer {
+    pub status: u16,
+    pub body: String,
+}
+
+impl Vectors {
+    /// The usual answer to a verb, or the first of which this is expected.
+    pub fn answer(&self, provider: &str, verb: &str, expect: Option<&str>) -> &RecordedAnswer {
+        let all = if expect.is_some() { &self.answers } else { &self.requests };
+        let fits = |one: &&Recorded| {
+            let expected = one.expect.as_ref().and_then(Value::as_str);
+            (one.provider.as_str(), one.verb.as_str()) == (provider, verb) && expected == expect
+        };
+        let found = all.iter().find(fits).and_then(|one| one.answer.as_ref());
+        found.unwrap_or_else(|| panic!("no answer of {provider} to {verb} is recorded for {expect:?}"))
+    }
+
+    /// The key that WeChat Pay signs with.
+    fn wechat_serial(&self) -> String {
+        let mut all = self.notifications.iter();
+        let paid = all.find(|it| it.provider == "wechat" && it.name == "a payment").unwrap();
+        paid.headers()["wechatpay-serial"].to_str().unwrap().to_owned()
+    }
 }
 
 #[derive(Deserialize)]
@@ -45,7 +83,7 @@ impl Notification {
     }
 }
 
-fn vectors() -> Vectors {
+pub fn vectors() -> Vectors {
     serde_json::from_str(include_str!("../../vectors/payments/vectors.json")).unwrap()
 }
 
@@ -54,7 +92,7 @@ async fn open(vectors: &Vectors) -> TestApp {
     open_with(vectors, &[]).await
 }
 
-async fn open_with(vectors: &Vectors, more: &[String]) -> TestApp {
+pub async fn open_with(vectors: &Vectors, more: &[String]) -> TestApp {
     let text = |value: &Value| match value {
         Value::Array(all) => all.iter().map(|one| one.as_str().unwrap()).collect::<Vec<_>>().join(","),
         one => one.as_str().unwrap().to_owned(),
@@ -75,14 +113,20 @@ async fn open_with(vectors: &Vectors, more: &[String]) -> TestApp {
     app
 }
 
-/// An order, and a payment of it at this provider under the vectors' name. How it is started is another test's business.
-async fn awaited<'a>(app: &'a TestApp, vectors: &Vectors, provider: &str) -> (TestBuyer<'a>, String) {
+/// A sale of five units that is open at the moment of the vectors.
+pub async fn sale_of(app: &TestApp, vectors: &Vectors) -> TestSale {
     let now = UnixMs(vectors.now_ms);
     let draft = json!({
         "title": "1499 night", "opens_at": now.plus_s(1).plus_ms(-61_000), "closes_at": now.plus_s(3_600),
         "offers": [{"name": "Feitian 53", "price": {"amount": PRICE, "currency": "CNY"}, "stock": 5}],
     });
-    let sale = app.publish(draft).await;
+    app.publish(draft).await
+}
+
+/// An order, and a payment of it at this provider under the vectors' name. How it is started is another test's business.
+async fn awaited<'a>(app: &'a TestApp, vectors: &Vectors, provider: &str) -> (TestBuyer<'a>, String) {
+    let now = UnixMs(vectors.now_ms);
+    let sale = sale_of(app, vectors).await;
     let ann = app.buyer("ann");
     let id = won(&ann, &sale).await;
     let wanted = NewPayment {
@@ -157,26 +201,38 @@ async fn a_payment_of_each_provider_pays_its_order_once() {
 }
 
 /// An answer as WeChat Pay signs it.
-fn signed_by_wechat(vectors: &Vectors, body: &Value) -> Response {
+pub fn signed_by_wechat(vectors: &Vectors, status: u16, body: String, at: UnixMs) -> Response {
+    let key = include_str!("../../vectors/payments/keys/test-only-wechat-platform-current.pem");
+    let time = (at.0 / 1_000).to_string();
+    let headers = [
+        ("wechatpay-signature", rsa(key, &format!("{time}\nn\n{body}\n"))),
+        ("wechatpay-timestamp", time),
+        ("wechatpay-nonce", "n".to_owned()),
+        ("wechatpay-serial", vectors.wechat_serial()),
+    ];
+    (StatusCode::from_u16(status).unwrap(), headers, body).into_response()
+}
+
+/// An answer as Alipay signs it: the content of the node that the answer is in.
+pub fn signed_by_alipay(body: &str) -> Response {
+    let key = include_str!("../../vectors/payments/keys/test-only-alipay-platform.pem");
+    let parts: HashMap<String, &serde_json::value::RawValue> = serde_json::from_str(body).unwrap();
+    let (node, content) = parts.iter().find(|(name, _)| *name != "sign").unwrap();
+    let signature = rsa(key, content.get());
+    format!("{{\"{node}\":{content},\"sign\":\"{signature}\"}}").into_response()
+}
+
+/// An RSA-SHA256 signature in base64.
+fn rsa(pem: &str, message: &str) -> String {
     use aws_lc_rs::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD;
-    let pem = include_str!("../../vectors/payments/keys/test-only-wechat-platform-current.pem");
     let der: String = pem.lines().filter(|line| !line.starts_with("-----")).collect();
     let key = RsaKeyPair::from_pkcs8(&STANDARD.decode(der).unwrap()).unwrap();
-    let (time, body) = ((vectors.now_ms / 1_000).to_string(), body.to_string());
     let mut signature = vec![0; key.public_modulus_len()];
     let random = aws_lc_rs::rand::SystemRandom::new();
-    key.sign(&RSA_PKCS1_SHA256, &random, format!("{time}\nn\n{body}\n").as_bytes(), &mut signature).unwrap();
-    let paid = vectors.notifications.iter().find(|it| it.provider == "wechat" && it.name == "a payment");
-    let serial = paid.unwrap().headers()["wechatpay-serial"].to_str().unwrap().to_owned();
-    let headers = [
-        ("wechatpay-timestamp", time),
-        ("wechatpay-nonce", "n".to_owned()),
-        ("wechatpay-signature", STANDARD.encode(signature)),
-        ("wechatpay-serial", serial),
-    ];
-    (headers, body).into_response()
+    key.sign(&RSA_PKCS1_SHA256, &random, message.as_bytes(), &mut signature).unwrap();
+    STANDARD.encode(signature)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -192,7 +248,8 @@ async fn a_refund_that_wechat_closed_is_asked_for_again_under_a_new_number() {
             numbers.push(asked["out_refund_no"].as_str().unwrap().to_owned());
             // It never says anything else of a number that it has closed.
             let state = if numbers.last() == numbers.first() { "CLOSED" } else { "SUCCESS" };
-            let answer = signed_by_wechat(&vectors, &json!({"refund_id": "503", "status": state}));
+            let answer = json!({"refund_id": "503", "status": state}).to_string();
+            let answer = signed_by_wechat(&vectors, 200, answer, UnixMs(vectors.now_ms));
             async move { answer }
         }
     };

@@ -7,6 +7,9 @@ mod captures;
 /// The three real formats through the callback, with the vectors of their SDKs.
 mod formats;
 
+/// Alipay and WeChat Pay from the start of a payment to its return, with what was recorded of their answers.
+mod recorded;
+
 /// Shuffled and repeated notifications.
 mod shuffle;
 
@@ -15,6 +18,9 @@ mod starting;
 
 /// The provider that only pretends, and its page.
 mod sandbox;
+
+/// Its page in a real browser.
+mod page;
 
 /// Money on its way back.
 mod refunds;

@@ -54,6 +54,22 @@ async fn a_second_call_answers_the_open_payment_and_another_provider_closes_it()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_shop_names_the_page_that_buyers_come_back_to() {
+    let stripe = StandIn::willing().await;
+    let mut settings = stripe.settings();
+    settings.push("payment.return_url=https://shop.example/my-orders?id={order}&from=pay".to_owned());
+    let app = TestApp::with(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let sale = app.open_sale(1).await;
+    let ann = app.buyer("ann");
+    let id = won(&ann, &sale).await;
+    start(&ann, &id, "stripe", 200).await;
+    let body = &stripe.asked("/sessions")[0].body;
+    let sent: HashMap<String, String> = form_urlencoded::parse(body.as_bytes()).into_owned().collect();
+    let page = format!("https://shop.example/my-orders?id={id}&from=pay");
+    assert_eq!((&sent["success_url"], &sent["cancel_url"]), (&page, &page));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_provider_that_is_down_loses_nothing() {
     let stripe = StandIn::open(|_| (503, json!({"error": {"type": "api_error"}}))).await;
     let (app, sale) = with_stripe(&stripe).await;
