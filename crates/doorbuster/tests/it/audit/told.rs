@@ -11,7 +11,7 @@ use super::{audit, text};
 use crate::app::{ADMIN_KEY, TestApp, assert_code, draft, draft_between, with_manual_clock};
 use crate::operator_sales::eventually;
 use crate::served::Server;
-use crate::webhooks::{INSIDE, Receiver};
+use crate::webhooks::{Got, INSIDE, Receiver};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -109,7 +109,7 @@ async fn a_discrepancy_raises_one_alarm_however_often_it_is_seen() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_finding_is_logged_and_reaches_the_shops_webhook() {
     let (folder, receiver) = (tempfile::tempdir().unwrap(), Receiver::willing().await);
-    let server = Server::start(folder.path(), &[INSIDE, "audit.every_s=0"], None);
+    let server = Server::start(folder.path(), &[INSIDE, "audit.every_s=0", "audit.apart_ms=100"], None);
     let hook = json!({"url": receiver.url(), "types": ["audit.finding"]});
     server.operate("POST", "/admin/v1/webhooks", Some(&hook)).await;
     let sale = server.operate("POST", "/admin/v1/sales", Some(&draft(10))).await;
@@ -118,14 +118,11 @@ async fn a_finding_is_logged_and_reaches_the_shops_webhook() {
     file.busy_timeout(PATIENCE).unwrap();
     assert_eq!(file.execute("update offers set live_units = live_units + 1", []).unwrap(), 1);
     drop(file);
-    let said = server.operate("POST", "/admin/v1/audit", Some(&json!({}))).await;
-    assert_eq!(said["findings"][0]["kind"], "live_counter", "{said}");
-    eventually("the shop is told", async || receiver.count("audit.finding") == 1).await;
-    let told = receiver.taken().remove(0).body;
-    assert_eq!(
-        (&told["type"], &told["data"]["data"]["kind"]),
-        (&json!("audit.finding"), &json!("live_counter"))
-    );
+    server.operate("POST", "/admin/v1/audit", Some(&json!({}))).await;
+    // The gate, which was told nothing, does not fit the counter either.
+    let is_the_counter =
+        |got: &Got| got.body["type"] == "audit.finding" && got.body["data"]["data"]["kind"] == "live_counter";
+    eventually("the shop is told", async || receiver.taken().iter().any(is_the_counter)).await;
     let alarm = |line: &testkit::process::Line| {
         line.stream == Stream::Stderr
             && line.text.contains("ERROR")
