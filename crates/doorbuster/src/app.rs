@@ -30,9 +30,9 @@ use crate::images::Images;
 use crate::ledger::SqliteLedger;
 use crate::ledger::clerk::{Clerk, ClerkEnd};
 use crate::outbox::{Dispatch, Hub, dispatch};
+use crate::payment::closings::{self, Closings};
 use crate::payment::port::Port;
 use crate::payment::refunds::{self, Refunds};
-use crate::payment::till::Closings;
 use crate::queue::journal::JournalParts;
 use crate::queue::sqlite::file_version;
 use crate::queue::{Claim, Journal, Journaled, Unrecorded};
@@ -70,7 +70,7 @@ pub struct App {
     pub dispatch: Dispatch,
     pub port: Port,
     pub refunds: Refunds,
-    pub(crate) closings: Closings,
+    pub closings: Closings,
     /// When paying was impossible.
     pub outages: Outages,
     /// Money that is here and not decided.
@@ -427,6 +427,7 @@ fn start_housekeeping(app: &Arc<App>) {
     app.tasks.spawn(async move { keeper.challenges.keep_pictures_ready(keeper.shutdown.clone()).await });
     app.tasks.spawn(dispatch::run(Arc::clone(app)));
     app.tasks.spawn(refunds::run(Arc::clone(app)));
+    app.tasks.spawn(closings::run(Arc::clone(app)));
     app.tasks.spawn(sweeper::run(Arc::clone(app)));
     app.tasks.spawn(auditor::watch::run(Arc::clone(app)));
     let keeper = Arc::clone(app);

@@ -35,9 +35,11 @@ pub const MONEY_POINTS: [&str; 6] = [
 ];
 
 /// The points on the way back of units, and of late money that wants some.
-pub const RETURN_POINTS: [&str; 7] = [
+pub const RETURN_POINTS: [&str; 9] = [
     "sweeper.closed",
     "sweeper.lapsed",
+    "closings.asking",
+    "closings.asked",
     "desk.releasing",
     "desk.released",
     "captures.settled",

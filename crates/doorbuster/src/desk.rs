@@ -156,7 +156,7 @@ impl App {
         };
         crash::point("desk.cancelled");
         self.give_back(&released);
-        payment.into_iter().for_each(|payment| self.close_at_provider(*payment));
+        self.closings.wake_for(payment.as_deref());
         Ok(CancelAnswer::Closed(Arc::new(released.order.view())))
     }
 

@@ -19,7 +19,8 @@ use crate::telemetry::metrics::{AuditOutcome, Metrics};
 /// Findings that a report lists; of more, it says how many.
 const LISTED_MAX: usize = 200;
 
-/// Findings that become events and lines of the log at once: a broken table must not flood the shop.
+/// Findings that become events and lines of the log at once: a broken table must not flood the shop. The next audit tells
+/// the next ones.
 const TOLD_MAX: usize = 50;
 
 /// Findings that are remembered as told, at most. Beyond it, one may be told again.
@@ -66,8 +67,13 @@ pub fn done(begun: AuditView, seen: &Seen, proven: &Proven, mended: &Mended, now
     }
 }
 
-/// What a report lists: all, or of very many some of each kind, so that a thousand of one do not hide another.
+/// What a report lists: all, or of very many some of each kind.
 fn listed(doubts: &[Doubt]) -> Vec<&Doubt> {
+    ranked(doubts).into_iter().take(LISTED_MAX).collect()
+}
+
+/// Of very many, the first of each kind before the second of any, so that a thousand of one do not hide another.
+fn ranked(doubts: &[Doubt]) -> Vec<&Doubt> {
     let mut so_far: HashMap<Kind, usize> = HashMap::new();
     let mut ranked: Vec<(usize, &Doubt)> = Vec::with_capacity(doubts.len());
     for doubt in doubts {
@@ -76,7 +82,7 @@ fn listed(doubts: &[Doubt]) -> Vec<&Doubt> {
         *of_kind += 1;
     }
     ranked.sort_by_key(|(rank, _)| *rank);
-    ranked.into_iter().take(LISTED_MAX).map(|(_, doubt)| doubt).collect()
+    ranked.into_iter().map(|(_, doubt)| doubt).collect()
 }
 
 fn finding(doubt: &Doubt, repaired: bool) -> AuditFinding {
@@ -103,7 +109,7 @@ pub fn read(text: &str) -> LedgerResult<AuditView> {
     serde_json::from_str(text).map_err(|error| LedgerError::Failed(error.into()))
 }
 
-/// Keeps the report, with an event for every finding that the audit before did not have.
+/// Keeps the report, with an event for every finding that was not told before, [`TOLD_MAX`] at most.
 pub async fn keep(
     ledger: &SqliteLedger,
     view: &AuditView,
@@ -112,39 +118,51 @@ pub async fn keep(
     mended: &Mended,
 ) -> LedgerResult<Vec<AuditFinding>> {
     let before: HashSet<String> = ledger.known_findings().await?.into_iter().collect();
-    let listed = listed(&proven.doubts).into_iter().map(Doubt::key);
-    let fresh = view.findings.iter().zip(listed).filter(|(_, key)| !before.contains(key));
-    let fresh: Vec<AuditFinding> = fresh.map(|(finding, _)| finding.clone()).take(TOLD_MAX).collect();
-    let told = fresh.iter().map(|finding| ToldFinding::of(view.id, finding));
+    let fresh = fresh(proven, &before);
+    let findings = fresh.iter().map(|doubt| finding(doubt, mended.keys.contains(&doubt.key())));
+    let findings: Vec<AuditFinding> = findings.collect();
+    let told = findings.iter().map(|finding| ToldFinding::of(view.id, finding));
     let kept = KeptAudit {
         id: view.id,
         ended_at: view.ended_at.unwrap_or(view.started_at),
         clean: view.clean == Some(true),
-        known: known(view, seen, proven, mended, before),
+        known: known(view, seen, proven, mended, told_by_now(before, &fresh)),
         report: serde_json::to_string(view).map_err(|error| LedgerError::Failed(error.into()))?,
         told: told.collect(),
     };
     ledger.keep_audit(kept).await?;
-    Ok(fresh)
+    Ok(findings)
 }
 
-/// What the next audit need not tell: what there is, and, since who looked at a part knows nothing new about the rest,
-/// what was known of that. What was mended is news if it is there again.
+/// What is told now: also what the report does not list, once it is its turn.
+fn fresh<'a>(proven: &'a Proven, before: &HashSet<String>) -> Vec<&'a Doubt> {
+    let news = ranked(&proven.doubts).into_iter().filter(|doubt| !before.contains(&doubt.key()));
+    news.take(TOLD_MAX).collect()
+}
+
+fn told_by_now(mut before: HashSet<String>, fresh: &[&Doubt]) -> HashSet<String> {
+    before.extend(fresh.iter().map(|doubt| doubt.key()));
+    before
+}
+
+/// What the next audit need not tell: what there is and was told, and, since who looked at a part knows nothing new about
+/// the rest, what was told of that. What was mended is news if it is there again.
 fn known(
     view: &AuditView,
     seen: &Seen,
     proven: &Proven,
     mended: &Mended,
-    before: HashSet<String>,
+    told: HashSet<String>,
 ) -> Vec<String> {
-    let there = proven.doubts.iter().map(Doubt::key).filter(|key| !mended.keys.contains(key));
-    let there: HashSet<String> = there.collect();
+    let there: HashSet<String> = proven.doubts.iter().map(Doubt::key).collect();
     let looked_at: HashSet<OfferId> = seen.offers.iter().copied().collect();
     let everything = Scope { sale: view.sale_id, offer: view.offer_id }.is_all();
     let elsewhere = |key: &String| !Doubt::offer_of(key).is_some_and(|offer| looked_at.contains(&offer));
-    let carried = before.into_iter().filter(|key| !everything && elsewhere(key) && !there.contains(key));
-    let carried: Vec<String> = carried.collect();
-    there.into_iter().chain(carried).take(KNOWN_MAX).collect()
+    let stays = |key: &String| match there.contains(key) {
+        true => !mended.keys.contains(key),
+        false => !everything && elsewhere(key),
+    };
+    told.into_iter().filter(stays).take(KNOWN_MAX).collect()
 }
 
 /// Keeps an audit that is done, and raises the alarm for what is new in it.
@@ -225,15 +243,32 @@ mod tests {
         let (gone, mended_now) = (doubt(Kind::Oversold, 1, 1), doubt(Kind::GateEndedOrder, 1, 2));
         let (stays, elsewhere) = (doubt(Kind::GateEndedOrder, 1, 3), doubt(Kind::Oversold, 2, 4));
         let nowhere = Doubt::new(Kind::CursorBehind, None, 0);
-        let before = [&gone, &mended_now, &elsewhere, &nowhere].map(Doubt::key).into_iter().collect();
+        let told = [&gone, &mended_now, &stays, &elsewhere, &nowhere].map(Doubt::key).into_iter().collect();
         let mut proven = Proven::default();
         proven.doubts.extend([mended_now.clone(), stays.clone()]);
         let mended = Mended { keys: HashSet::from([mended_now.key()]), ..Mended::default() };
         let seen = Seen { offers: vec![OfferId(1)], ..Seen::default() };
-        let mut known = known(&view(Some(OfferId(1))), &seen, &proven, &mended, before);
+        let mut known = known(&view(Some(OfferId(1))), &seen, &proven, &mended, told);
         known.sort();
         let mut expected = [stays, elsewhere, nowhere].map(|doubt| doubt.key());
         expected.sort();
         assert_eq!(known, expected);
+    }
+
+    #[test]
+    fn what_is_too_much_to_tell_at_once_is_told_by_the_next_audits() {
+        let mut proven = Proven::default();
+        proven.doubts.extend((0..320).map(|order| doubt(Kind::UnpaidOverdue, 1, order)));
+        let (mut before, mut told, mut sizes) = (HashSet::new(), HashSet::new(), Vec::new());
+        for _ in 0..8 {
+            let fresh = fresh(&proven, &before);
+            sizes.push(fresh.len());
+            assert!(fresh.iter().all(|doubt| told.insert(doubt.key())), "nothing is told twice");
+            let by_now = told_by_now(before, &fresh);
+            before = known(&view(None), &Seen::default(), &proven, &Mended::default(), by_now)
+                .into_iter()
+                .collect();
+        }
+        assert_eq!(sizes, [50, 50, 50, 50, 50, 50, 20, 0]);
     }
 }

@@ -232,6 +232,9 @@ impl Settings {
         if let Err(why) = rabbit::check_exchange(&broker.exchange) {
             problems.add("broker.exchange", why);
         }
+        if rabbit::Key::parse(&broker.key).is_none() {
+            problems.add("broker.key", "must be type or order_id.");
+        }
         if let Err(why) = check_types(&broker.types) {
             problems.add("broker.types", format!("{why}."));
         }

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize, Serializer};
@@ -57,6 +58,10 @@ pub struct Settings {
     /// Names of ours in the environment that are no settings.
     #[serde(skip)]
     pub unknown: Vec<Warning>,
+    /// How often the sweeper looks besides when its timer wakes it, if not as often as it likes. Nothing for operators: a
+    /// test makes it long, so that the timer alone is at work.
+    #[serde(skip)]
+    pub sweeper_look: Option<Duration>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -240,6 +245,8 @@ pub struct WebhooksSettings {
 pub struct BrokerSettings {
     pub url: BackendUrl,
     pub exchange: String,
+    /// What the routing key is; see [`crate::outbox::rabbit::Key`].
+    pub key: String,
     pub types: Vec<String>,
     pub timeout_s: u32,
     pub in_flight: usize,

@@ -50,7 +50,7 @@ pub struct Payment {
     pub failures: u32,
     /// When it was told that this takes too long.
     pub slow_told_at: Option<UnixMs>,
-    /// Why the provider did not return the money, the last time.
+    /// Why the provider did not return the money, the last time, or why it could not be brought to close the payment.
     pub problem: Option<String>,
 }
 
@@ -208,6 +208,31 @@ pub enum PaymentClosed {
     /// Money has come.
     Captured(Payment),
     NotFound,
+}
+
+/// A payment that is closed here, and perhaps still open at its provider.
+#[derive(Clone, Debug)]
+pub struct ToClose {
+    pub payment: Payment,
+    /// How often its provider was asked in vain.
+    pub tries: u32,
+}
+
+/// What came of asking a provider to take no money for a payment any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClosingNote {
+    pub payment_no: u64,
+    pub end: ClosingEnd,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClosingEnd {
+    /// It takes none, or its money is written down.
+    Done,
+    /// It is asked again at this time.
+    Again { at: UnixMs },
+    /// It is not asked any more. Money that comes all the same is taken.
+    GivenUp { problem: String },
 }
 
 /// A verified notification, in the ledger's words.

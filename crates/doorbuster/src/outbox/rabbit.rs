@@ -36,11 +36,41 @@ const PERSISTENT: u8 = 2;
 /// Longest name of an exchange, in bytes.
 const EXCHANGE_BYTES_MAX: usize = 255;
 
+/// What a message's routing key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// The event's type: queues take the types they want.
+    Type,
+    /// The order, else the sale, else the type: what must stay in its order has one key.
+    OrderId,
+}
+
+impl Key {
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "type" => Some(Self::Type),
+            "order_id" => Some(Self::OrderId),
+            _ => None,
+        }
+    }
+
+    fn of(self, event: &Event) -> String {
+        let track = || event.order_id.map(|id| id.to_string()).or(event.sale_id.map(|id| id.to_string()));
+        match self {
+            Self::Type => None,
+            Self::OrderId => track(),
+        }
+        .unwrap_or_else(|| event.kind.clone())
+    }
+}
+
 pub struct RabbitSink {
     /// Holds the password: never shown.
     address: AMQPUri,
     tls: Option<Tls>,
     exchange: ShortString,
+    key: Key,
     patience: Duration,
     line: tokio::sync::Mutex<Option<Arc<Line>>>,
     /// The same line, for those who only want to look.
@@ -99,6 +129,7 @@ impl RabbitSink {
             address,
             tls,
             exchange: settings.exchange.as_str().into(),
+            key: Key::parse(&settings.key).context("broker.key must be type or order_id")?,
             patience: Duration::from_secs(settings.timeout_s.into()),
             line: tokio::sync::Mutex::default(),
             seen: Mutex::default(),
@@ -167,7 +198,7 @@ impl RabbitSink {
 
     async fn publish(&self, channel: &Channel, event: &Event, body: &[u8]) -> lapin::Result<Confirmation> {
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-        let key = ShortString::from(event.kind.as_str());
+        let key = ShortString::from(self.key.of(event));
         channel.basic_publish(self.exchange.clone(), key, options, body, properties(event)).await?.await
     }
 
@@ -325,6 +356,29 @@ mod tests {
         for bad in ["", "amq.topic", &"x".repeat(256)] {
             assert!(check_exchange(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_routing_key_is_the_type_or_what_must_stay_in_its_order() {
+        let mut event = Event {
+            no: 1,
+            id: rules::id::EventId(1),
+            kind: "order.paid".to_owned(),
+            at: rules::time::UnixMs(0),
+            sale_id: Some(rules::id::SaleId(2)),
+            offer_id: Some(rules::id::OfferId(3)),
+            order_id: Some(rules::id::OrderId(4)),
+            seq: Some(3),
+            data: serde_json::Value::Null,
+        };
+        let (by_type, by_order) = (Key::parse("type").unwrap(), Key::parse("order_id").unwrap());
+        assert_eq!(Key::parse("offer"), None);
+        assert_eq!(by_type.of(&event), "order.paid");
+        assert_eq!(by_order.of(&event), rules::id::OrderId(4).to_string());
+        event.order_id = None;
+        assert_eq!(by_order.of(&event), rules::id::SaleId(2).to_string());
+        event.sale_id = None;
+        assert_eq!(by_order.of(&event), "order.paid");
     }
 
     #[test]

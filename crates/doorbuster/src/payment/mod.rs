@@ -12,5 +12,8 @@ pub mod port;
 /// Paying, and what follows from money that came.
 pub mod till;
 
+/// The worker that closes payments at their providers.
+pub mod closings;
+
 /// The worker that returns money.
 pub mod refunds;

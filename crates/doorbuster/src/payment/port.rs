@@ -51,6 +51,13 @@ pub enum Name {
 }
 
 impl Name {
+    pub const ALL: [Self; 4] = [
+        Self::Real(ProviderName::Stripe),
+        Self::Real(ProviderName::Alipay),
+        Self::Real(ProviderName::Wechat),
+        Self::Sandbox,
+    ];
+
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -61,8 +68,7 @@ impl Name {
 
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let real = ProviderName::ALL.into_iter().map(Self::Real);
-        real.chain([Self::Sandbox]).find(|name| name.as_str() == text)
+        Self::ALL.into_iter().find(|name| name.as_str() == text)
     }
 }
 
@@ -101,6 +107,17 @@ pub enum Word {
     /// What its callback would tell; once either is taken, the other is a duplicate.
     Paid(Box<Notice>),
     NotPaid,
+}
+
+/// What came of asking a provider to take no money for a payment any more.
+#[derive(Clone, Debug)]
+pub enum Shut {
+    /// It takes none, and has taken none.
+    Shut,
+    /// It had taken it before; what its callback would tell.
+    Paid(Box<Notice>),
+    /// It can no longer be closed, and the money is not there: some ways of paying take days.
+    OnItsWay,
 }
 
 /// What came of asking a provider to return money.
@@ -288,18 +305,33 @@ impl Port {
         }
     }
 
-    /// Asks the provider to take no money for a payment any more. A repeat is harmless; money that comes all the same is
-    /// settled like any other.
-    pub async fn close(&self, payment: &Payment) -> Result<Closing, CallError> {
-        match self.find(&payment.provider)? {
-            // It takes money whenever it is told to: that is what it is for.
-            Found::Sandbox(_) => Ok(Closing::Closed),
-            Found::Real(provider) => {
-                let request = provider.close(&reference(payment), &self.stamp())?;
-                let answer = self.send(request, CALL_WITHIN).await?;
-                provider.read_close(&answer, self.clock.now())
-            }
+    /// Asks the provider to take no money for a payment any more, and, where it is not open there any more, what became
+    /// of it. A repeat is harmless; money that comes all the same is settled like any other.
+    pub async fn shut(&self, payment: &Payment) -> Result<Shut, CallError> {
+        match self.close(payment).await? {
+            Closing::Closed | Closing::Unknown => return Ok(Shut::Shut),
+            Closing::NotOpen => {}
         }
+        let now = self.clock.now();
+        match self.ask_provider(payment, now).await? {
+            Asked::Paid(capture) => match told_when_asked(payment, &capture, now)? {
+                Word::Paid(told) => Ok(Shut::Paid(told)),
+                Word::NotPaid => Ok(Shut::Shut),
+            },
+            Asked::Open => Ok(Shut::OnItsWay),
+            Asked::Closed | Asked::Refunded | Asked::Unknown => Ok(Shut::Shut),
+        }
+    }
+
+    async fn close(&self, payment: &Payment) -> Result<Closing, CallError> {
+        // The sandbox takes money whenever it is told to, also when it is off: there is nothing to close.
+        if Name::parse(&payment.provider) == Some(Name::Sandbox) {
+            return Ok(Closing::Closed);
+        }
+        let Found::Real(provider) = self.find(&payment.provider)? else { return Ok(Closing::Closed) };
+        let request = provider.close(&reference(payment), &self.stamp())?;
+        let answer = self.send(request, CALL_WITHIN).await?;
+        provider.read_close(&answer, self.clock.now())
     }
 
     /// Asks the provider to return all of a capture, or, where it has named that refund, how it stands. A repeat is the

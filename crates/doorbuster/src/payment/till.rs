@@ -4,17 +4,15 @@
 //! Whatever follows a commit is a hint or is found again: a process that dies in between loses no money.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use rules::buyer::BuyerId;
 use rules::id::{OrderId, PaymentId, timed};
 use rules::order::State;
 use rules::payment::{Revival, State as PaymentState};
 use rules::wire::OrderView;
-use tokio::sync::Semaphore;
 
-use super::port::{Beginning, Heard, Name, Word};
-use super::providers::{CallError, Closing, Device, RefundAmount};
+use super::port::{Beginning, Heard, Name};
+use super::providers::{CallError, Device, RefundAmount};
 use crate::app::App;
 use crate::crash;
 use crate::desk::{Seen, VERDICT_WAIT};
@@ -23,29 +21,6 @@ use crate::ledger::money::{
 };
 use crate::ledger::{LedgerResult, Order};
 use crate::telemetry::metrics::MoneyOutcome;
-
-/// A payment that another replaced is closed at its provider so often, with these waits in between.
-const CLOSE_WAITS: [Duration; 4] =
-    [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(25)];
-
-/// Payments that wait to be closed at their providers, or are being closed; further ones are not closed there.
-const CLOSINGS_MAX: usize = 10_000;
-
-/// Calls to close a payment that are under way at once. A provider that is down takes 15 seconds for each.
-const CLOSED_AT_ONCE: usize = 256;
-
-/// Payments on their way to be closed at their providers.
-#[derive(Debug)]
-pub struct Closings {
-    places: Arc<Semaphore>,
-    turns: Semaphore,
-}
-
-impl Default for Closings {
-    fn default() -> Self {
-        Self { places: Arc::new(Semaphore::new(CLOSINGS_MAX)), turns: Semaphore::new(CLOSED_AT_ONCE) }
-    }
-}
 
 /// What became of a buyer's wish to pay.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,7 +90,7 @@ impl App {
         let payment = match self.ledger.start_payment(wanted, now).await? {
             PaymentStarted::New { payment, instead_of } => {
                 self.metrics.money.inc(MoneyOutcome::Started);
-                instead_of.into_iter().for_each(|other| self.close_at_provider(*other));
+                self.closings.wake_for(instead_of.as_deref());
                 payment
             }
             PaymentStarted::Open(payment) => payment,
@@ -170,56 +145,6 @@ impl App {
         };
         self.ledger.close_payment(payment.id, self.clock.now()).await?;
         Ok(answer)
-    }
-
-    /// Closes a payment at its provider, in the background. If that fails, money that comes is settled all the same.
-    pub(crate) fn close_at_provider(self: &Arc<Self>, payment: Payment) {
-        let Ok(place) = Arc::clone(&self.closings.places).try_acquire_owned() else {
-            tracing::warn!(payment_id = %payment.id, "too many payments wait to be closed at their providers; this one is not");
-            return;
-        };
-        let app = Arc::clone(self);
-        let closing = async move {
-            let _place = place;
-            for wait in CLOSE_WAITS {
-                tokio::time::sleep(wait).await;
-                match app.close_once(&payment).await {
-                    Ok(true) => return,
-                    Ok(false) => {}
-                    Err(error) if error.is_worth_repeating() => {
-                        tracing::info!(payment_id = %payment.id, %error, "a payment is not closed at its provider yet");
-                    }
-                    Err(error) => {
-                        tracing::warn!(payment_id = %payment.id, %error, "a payment cannot be closed at its provider");
-                        return;
-                    }
-                }
-            }
-            tracing::warn!(payment_id = %payment.id, "a payment could not be closed at its provider");
-        };
-        let shutdown = self.shutdown.clone();
-        self.tasks.spawn_on(async move { shutdown.run_until_cancelled(closing).await }, &self.runtime);
-    }
-
-    /// Closes a payment at its provider, when it is its turn. One that is not open any more may have been paid before:
-    /// that money does not depend on a callback. Whether it is done.
-    async fn close_once(self: &Arc<Self>, payment: &Payment) -> Result<bool, CallError> {
-        // Nobody closes the semaphore.
-        let _turn = self.closings.turns.acquire().await;
-        match self.port.close(payment).await? {
-            Closing::Closed | Closing::Unknown => return Ok(true),
-            Closing::NotOpen => {}
-        }
-        let told = match self.port.ask(payment, self.clock.now()).await? {
-            Word::Paid(told) => told,
-            Word::NotPaid => return Ok(true),
-        };
-        tracing::info!(payment_id = %payment.id, "a payment was to be closed and had been paid");
-        let settled = self.settle(Heard::Notice(*told)).await;
-        if let Err(error) = &settled {
-            tracing::warn!(payment_id = %payment.id, %error, "its money could not be written down; trying again");
-        }
-        Ok(settled.is_ok())
     }
 
     /// Takes what a provider told. When it returns [`Heeded::Recorded`], the provider may forget it.
@@ -292,7 +217,7 @@ impl App {
             Settled::Applied { order, closed } => {
                 self.metrics.money.inc(MoneyOutcome::Applied);
                 self.tell(&order);
-                closed.into_iter().for_each(|other| self.close_at_provider(*other));
+                self.closings.wake_for(closed.as_deref());
             }
             Settled::RefundDue { payment, reason } => {
                 tracing::info!(payment_id = %payment, reason = reason.as_str(), "money goes back");

@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::aside::Aside;
-use super::{LOOK_EVERY, nap_after};
+use super::{look_every, nap_after};
 use crate::app::App;
 use crate::crash;
 use crate::ledger::money::{DuePlace, Lapsed, Notice, Overdue, Payment};
@@ -68,7 +68,7 @@ pub(super) async fn ask_at_deadlines(app: &Arc<App>) {
         if let Err(error) = asker.look(now).await {
             tracing::warn!(%error, "orders that are being paid could not be looked after; trying again");
         }
-        let nap = nap_after(app, now).await.unwrap_or(LOOK_EVERY);
+        let nap = nap_after(app, now).await.unwrap_or(look_every(app));
         let until = tokio::time::Instant::from_std(app.clock.instant()) + nap;
         asker.hear(until).await;
     }
@@ -307,7 +307,7 @@ async fn close(app: &Arc<App>, order: OrderId, reply: &Reply) -> LedgerResult<()
             crash::point("sweeper.lapsed");
             app.note_strikes(std::slice::from_ref(&*released));
             app.give_back(&released);
-            payment.into_iter().for_each(|payment| app.close_at_provider(*payment));
+            app.closings.wake_for(payment.as_deref());
             super::note_lag(app, Some(&released), now);
         }
         Lapsed::NotNow(Due::TakeAnswer) => take_answer(app, order, reply).await?,

@@ -61,7 +61,7 @@ async fn close_at_deadlines(app: &App) {
                 retry = RETRY_FIRST;
                 let nap = nap_after(app, now).await;
                 alive.beat(app, nap.is_some()).await;
-                nap.unwrap_or(LOOK_EVERY)
+                nap.unwrap_or(look_every(app))
             }
             Err(error) if closer.go_round(app, now, &error).await => Duration::ZERO,
             Err(error) => trouble(app, &error, &mut retry),
@@ -158,15 +158,22 @@ impl Pace {
     }
 }
 
-/// How long there is nothing to do, if anything is ever: until the first deadline after `now`, at most a second.
+/// How long there is nothing to do, if anything is ever: until the first deadline after `now`, at most until the next look.
 async fn nap_after(app: &App, now: UnixMs) -> Option<Duration> {
     match app.ledger.next_deadline(now).await {
-        Ok(next) => next.map(|next| Duration::from_millis(app.clock.now().ms_until(next)).min(LOOK_EVERY)),
+        Ok(next) => {
+            let nap = |next| Duration::from_millis(app.clock.now().ms_until(next));
+            next.map(|next| nap(next).min(look_every(app)))
+        }
         Err(error) => {
             tracing::warn!(%error, "the next deadline could not be looked for; trying again");
             Some(LOOK_EVERY)
         }
     }
+}
+
+fn look_every(app: &App) -> Duration {
+    app.settings.sweeper_look.unwrap_or(LOOK_EVERY)
 }
 
 /// Says what is wrong and answers how long to wait. Who cannot close orders cannot take payments either.

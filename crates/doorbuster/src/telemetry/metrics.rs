@@ -385,11 +385,11 @@ label! {
 }
 
 label! {
-    /// What happened to a payment or to its money. `refund_failed`, `refund_slow`, `unasked` and `unnotified` need a
-    /// person.
+    /// What happened to a payment or to its money. `not_closed`, `refund_failed`, `refund_slow`, `unasked` and
+    /// `unnotified` need a person.
     MoneyOutcome, "outcome":
-    Started = "started", NotStarted = "not_started", Applied = "applied", Late = "late", Waiting = "waiting",
-    Duplicate = "duplicate", RefundDue = "refund_due", RefundRetried = "refund_retried", Refunded = "refunded",
+    Started = "started", NotStarted = "not_started", NotClosed = "not_closed", Applied = "applied", Late = "late",
+    Waiting = "waiting", Duplicate = "duplicate", RefundDue = "refund_due", RefundRetried = "refund_retried", Refunded = "refunded",
     RefundFailed = "refund_failed", RefundSlow = "refund_slow", Unasked = "unasked", Unnotified = "unnotified",
 }
 

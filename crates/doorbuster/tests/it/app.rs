@@ -47,19 +47,27 @@ impl TestApp {
 
     /// On a data folder that may have a past, with a clock that may be moved.
     pub async fn on(folder: TempDir, clock: Clock, overrides: &[&str]) -> Self {
-        Self::start_on(folder, clock, overrides, None).await
+        let settings = settings(folder.path(), overrides);
+        Self::start_on(folder, clock, settings, None).await
+    }
+
+    /// With settings that only code can make.
+    pub async fn tuned(folder: TempDir, clock: Clock, tune: impl FnOnce(&mut Settings)) -> Self {
+        let mut settings = settings(folder.path(), &[]);
+        tune(&mut settings);
+        Self::start_on(folder, clock, settings, None).await
     }
 
     /// With its files on a disk that may break.
     pub async fn on_disk(folder: TempDir, disk: &Disk) -> Self {
-        Self::start_on(folder, Clock::system(), &[], Some(disk.vfs_name())).await
+        let settings = settings(folder.path(), &[]);
+        Self::start_on(folder, Clock::system(), settings, Some(disk.vfs_name())).await
     }
 
-    async fn start_on(folder: TempDir, clock: Clock, overrides: &[&str], vfs: Option<&str>) -> Self {
+    async fn start_on(folder: TempDir, clock: Clock, settings: Settings, vfs: Option<&str>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
-        let settings = settings(folder.path(), overrides);
         let server = Server::start_on(settings, clock, listener, None, shutdown.clone(), vfs).await.unwrap();
         let app = Arc::clone(&server.app);
         let running = Some(tokio::spawn(server.until_the_end()));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use doorbuster::edge::limits::{Class, NEWCOMERS_MAX};
-use doorbuster::telemetry::metrics::PushOutcome;
+use doorbuster::telemetry::metrics::{Letting, PushOutcome};
 use futures_util::{SinkExt as _, StreamExt as _};
 use rules::buyer::BuyerId;
 use rules::wire::OrderView;
@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::tungstenite::{self, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-use crate::app::{ADMIN_KEY, AUTH_SECRET, TestApp, TestBuyer, assert_code, draft};
+use crate::app::{ADMIN_KEY, AUTH_SECRET, TestApp, TestBuyer, assert_code, draft, with_manual_clock};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -214,10 +214,74 @@ async fn a_change_that_was_overtaken_is_not_told() {
     }
     publish("01k9zq3v8g7m4x2r5w6t0n1pbc", 1);
     let mut told = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..4 {
         told.push(socket.hear().await["event_id"].as_str().unwrap().to_owned());
     }
-    assert_eq!(told, [format!("{id}-4"), format!("{id}-5"), "01k9zq3v8g7m4x2r5w6t0n1pbc-1".to_owned()]);
+    let other = "01k9zq3v8g7m4x2r5w6t0n1pbc-1".to_owned();
+    assert_eq!(told, [format!("{id}-3"), format!("{id}-4"), format!("{id}-5"), other]);
+}
+
+/// Connects again and again, hears a little each time, and is cut off; until it has heard that the order is closed.
+async fn hear_of_the_end(buyer: &TestBuyer<'_>, order: &str, number: u64) -> Value {
+    for round in 0.. {
+        let mut socket = Socket::of(buyer).await;
+        let short = Duration::from_millis(5 + (number * 7 + round * 3) % 40);
+        while let Ok(Some(Ok(Message::Text(text)))) = tokio::time::timeout(short, socket.0.next()).await {
+            let told: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(told["order"]["id"], order);
+            if told["order"]["state"] == "closed" {
+                return told;
+            }
+        }
+    }
+    unreachable!("it goes on until it has heard")
+}
+
+async fn all_hear_of_the_end(orders: &[(TestBuyer<'_>, String, u64)]) -> Vec<Value> {
+    let hear = orders.iter().map(|(buyer, order, number)| hear_of_the_end(buyer, order, *number));
+    let heard = tokio::time::timeout(Duration::from_secs(60), futures_util::future::join_all(hear)).await;
+    heard.expect("somebody has not heard")
+}
+
+/// Sockets are cut while orders close; some buyers have none at that time.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_was_away_when_an_order_ended_is_told_of_it() {
+    const BUYERS: u64 = 24;
+    let (app, clock) = with_manual_clock(&["limits.sockets_per_buyer=1000"]).await;
+    let sale = app.publish(draft(u32::try_from(BUYERS).unwrap())).await;
+    let mut orders = Vec::new();
+    for number in 0..BUYERS {
+        let buyer = app.buyer(&format!("buyer-{number}"));
+        let order = buyer.buy(sale.offer(), 1, 202).await["id"].as_str().unwrap().to_owned();
+        let mut socket = Socket::of(&buyer).await;
+        while socket.hear().await["order"]["state"] != "awaiting_payment" {}
+        orders.push((buyer, order, number));
+    }
+    let (here, away) = orders.split_at(orders.len() / 2);
+    let close = async {
+        clock.advance(Duration::from_secs(900));
+        eventually(|| app.app.metrics.releases.get(Letting::Timeout) == BUYERS).await;
+    };
+    let (mut heard, ()) = tokio::join!(all_hear_of_the_end(here), close);
+    heard.extend(all_hear_of_the_end(away).await);
+    assert_eq!(heard.len(), orders.len());
+    for (told, (_, order, _)) in heard.iter().zip(&orders) {
+        assert_eq!(
+            (&told["event_id"], &told["order"]["reason"]),
+            (&json!(format!("{order}-3")), &json!("timeout"))
+        );
+    }
+
+    // The same as server-sent events, and after five minutes it is for whoever reads the orders.
+    let (late, order, _) = &orders[0];
+    let mut stream = stream_request(late).send().await.unwrap();
+    let first = tokio::time::timeout(SOON, stream.chunk()).await.expect("nothing came").unwrap().unwrap();
+    let first = std::str::from_utf8(&first).unwrap();
+    assert!(first.contains(&format!("id: {order}-3\n")), "{first}");
+    clock.advance(Duration::from_secs(301));
+    let mut socket = Socket::of(late).await;
+    late.buy(sale.offer(), 1, 202).await;
+    assert_ne!(&socket.hear().await["order"]["id"], order, "only the new one is told");
 }
 
 #[tokio::test(flavor = "multi_thread")]

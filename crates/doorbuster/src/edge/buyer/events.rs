@@ -31,7 +31,7 @@ use crate::edge::openapi::problems;
 use crate::edge::refusal::{Answer, Refusal};
 use crate::edge::router::{DoNotWait, Place};
 use crate::edge::server::OpenConnection;
-use crate::ledger::LedgerError;
+use crate::ledger::{LedgerError, LedgerResult};
 use crate::outbox::hub::{Listener, Most, TooMany};
 use crate::telemetry::metrics::{PushOutcome, Shed};
 
@@ -62,6 +62,13 @@ const FRAMES_PER_PING_MAX: u32 = 100;
 /// Most live orders that are told at the beginning.
 const SNAPSHOT_ORDERS_MAX: u32 = 200;
 
+/// So long ago an order may have ended to be told at the beginning, in milliseconds: time enough to find the way back after
+/// a socket was cut. Whoever stays away for longer reads the orders.
+const ENDED_TOLD_FOR_MS: i64 = 5 * 60_000;
+
+/// Most orders that ended and are told at the beginning.
+const SNAPSHOT_ENDED_MAX: u32 = 50;
+
 /// Orders of which a socket remembers how far it has told: all of the beginning, and then some.
 const TOLD_ORDERS_MAX: usize = 256;
 
@@ -80,7 +87,7 @@ const UNBUFFERED: (HeaderName, HeaderValue) =
 pub struct OrderEvent {
     /// `order`.
     event: String,
-    /// The event id.
+    /// `<order id>-<seq>`: which change of which order it tells.
     id: String,
     /// The order as JSON.
     data: String,
@@ -93,10 +100,15 @@ problems! {
 /// A WebSocket for clients that ask to upgrade, server-sent events for others that accept `text/event-stream`.
 ///
 /// WebSocket: within 5 s send `{"type":"auth","token":"…"}`, or ask for the subprotocols `doorbuster.v1, bearer.<JWT>`.
-/// The server says `{"type":"ready"}`, then the buyer's live orders, then every change, each as
-/// `{"type":"order","event_id":"…","order":{…}}`. It closes with 4401 (not authorised, or no longer: the token
-/// has expired), 4408 (no auth in time), 4429 (too many) or 1001 (going away). Server-sent events: `event: order`, `id:` the event id, `data:` the order; the
-/// token is in the `Authorization` header.
+/// The server says `{"type":"ready"}`, then the buyer's orders that ended in the last five minutes and those that are live,
+/// then every change, each as `{"type":"order","event_id":"…","order":{…}}`. It closes with 4401 (not authorised, or no
+/// longer: the token has expired), 4408 (no auth in time), 4429 (too many) or 1001 (going away). Server-sent events:
+/// `event: order`, `id:` the event id, `data:` the order; the token is in the `Authorization` header.
+///
+/// `event_id` is `<order id>-<seq>`: the change that the shop's events tell under an `id` of their own, with this `order_id`
+/// and `seq`. The same change may be told again, after a reconnect for example: know it by its `event_id`. Of several
+/// changes that came while nobody listened, the last one is told: the order has all of it. `Last-Event-ID` changes nothing;
+/// whoever was away for more than five minutes reads `GET /api/v1/orders`.
 #[utoipa::path(
     get, path = "/api/v1/events", tag = "buyer", security((), ("buyer_token" = [])),
     responses(
@@ -189,7 +201,7 @@ impl Drop for Seat {
     }
 }
 
-/// What a buyer is told: the live orders first, then every change that came after them.
+/// What a buyer is told: first what ended lately and what is live, then every change that came after that.
 struct Feed {
     listener: Listener,
     snapshot: VecDeque<Arc<OrderView>>,
@@ -228,12 +240,7 @@ impl Feed {
             app.metrics.shed.inc(Shed::Sockets);
             NoFeed::TooMany(too_many)
         })?;
-        let mut snapshot = queued_orders(app, buyer).await.map_err(NoFeed::Ledger)?;
-        let recorded = app.ledger.live_orders_of(buyer.clone(), SNAPSHOT_ORDERS_MAX).await;
-        for order in recorded.map_err(NoFeed::Ledger)? {
-            snapshot.retain(|queued| queued.id != order.id);
-            snapshot.push(Arc::new(order.view()));
-        }
+        let snapshot = snapshot(app, buyer).await.map_err(NoFeed::Ledger)?;
         Ok(Self { listener, snapshot: snapshot.into(), told: Told::default() })
     }
 
@@ -249,6 +256,21 @@ impl Feed {
             }
         }
     }
+}
+
+/// What ended lately comes first, so that the last word is about what is live. Whoever was away has missed no end.
+async fn snapshot(app: &App, buyer: &BuyerId) -> LedgerResult<Vec<Arc<OrderView>>> {
+    let queued = queued_orders(app, buyer).await?;
+    let live = app.ledger.live_orders_of(buyer.clone(), SNAPSHOT_ORDERS_MAX).await?;
+    // Read last: what ends between the two looks is told as it is now, and nothing older after it.
+    let since = app.clock.now().plus_ms(-ENDED_TOLD_FOR_MS);
+    let mut ended = app.ledger.ended_orders_of(buyer.clone(), since, SNAPSHOT_ENDED_MAX).await?;
+    ended.reverse();
+    let recorded: Vec<Arc<OrderView>> =
+        ended.iter().chain(&live).map(|order| Arc::new(order.view())).collect();
+    let is_recorded = |id: OrderId| recorded.iter().any(|order| order.id == id);
+    let queued: Vec<_> = queued.into_iter().filter(|order| !is_recorded(order.id)).collect();
+    Ok(recorded.into_iter().chain(queued).collect())
 }
 
 fn event_id(order: &OrderView) -> String {

@@ -5,6 +5,8 @@ mod audit;
 
 mod buyers;
 
+mod closings;
+
 mod deadlines;
 
 mod events;
@@ -66,6 +68,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0008_audits.sql"),
     include_str!("../../../migrations/sqlite/0009_refunds.sql"),
     include_str!("../../../migrations/sqlite/0010_receivers.sql"),
+    include_str!("../../../migrations/sqlite/0011_closings.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.

@@ -117,6 +117,26 @@ impl SqliteLedger {
         .await
     }
 
+    /// A buyer's orders that ended at `since` or later, the last one first.
+    pub async fn ended_orders_of(
+        &self,
+        buyer: BuyerId,
+        since: UnixMs,
+        limit: u32,
+    ) -> LedgerResult<Vec<Order>> {
+        self.read(move |connection| {
+            let sql = format!(
+                "select {ORDER_COLUMNS} from {ORDER_TABLES}
+                 where orders.buyer = ?1 and orders.slot > 0 and coalesce(orders.refunded_at, orders.closed_at) >= ?2
+                 order by coalesce(orders.refunded_at, orders.closed_at) desc, orders.order_no desc limit ?3"
+            );
+            let mut statement = connection.prepare_cached(&sql)?;
+            let rows = statement.query_map(params![buyer.as_str(), since.0, limit], read_order)?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
     /// Orders that match, newest first.
     pub async fn search_orders(&self, search: OrderSearch) -> LedgerResult<OrderPage> {
         self.read(move |connection| Ok(find_page(connection, &search)?)).await

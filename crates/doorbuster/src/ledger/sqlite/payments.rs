@@ -7,7 +7,7 @@ use rules::payment::{self, Event, Open, PAYMENTS_PER_ORDER_MAX, RefundReason, St
 use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
-use super::{SqliteLedger, Urgency, column, orders, signed};
+use super::{SqliteLedger, Urgency, closings, column, orders, signed};
 use crate::ledger::money::{NewPayment, Payment, PaymentClosed, PaymentStarted};
 use crate::ledger::{LedgerError, LedgerResult, Order};
 
@@ -18,6 +18,8 @@ pub(super) const PAYMENT_COLUMNS: &str = "payments.payment_no, payments.payment_
     payments.ended_at, payments.refund_key, payments.restock, payments.attempts, payments.next_try_at,
     payments.problem, payments.refund_round, payments.refund_ref, payments.refunding_since, payments.failures,
     payments.slow_told_at";
+
+pub(super) const PAYMENT_COLUMNS_COUNT: usize = 25;
 
 impl SqliteLedger {
     /// Starts a payment of this buyer's order, or answers the one that is open; one at another provider is closed in
@@ -32,7 +34,8 @@ impl SqliteLedger {
 
     /// Keeps what the provider answered when it heard of the payment: its own name of it, and where the buyer pays.
     /// The first answer stays, since a buyer may have been sent there; so a retry is harmless. Answers the payment as
-    /// it is now, which may be closed or captured already.
+    /// it is now, which may be captured already, or closed: then the provider is to close it (again), since it may not
+    /// have known it before.
     pub async fn note_started(
         &self,
         id: PaymentId,
@@ -44,6 +47,13 @@ impl SqliteLedger {
             if payment.pay_url.is_none() {
                 (payment.provider_ref, payment.pay_url) = (provider_ref, Some(pay_url));
                 write(transaction, &payment)?;
+                if payment.status.state == State::Closed {
+                    closings::close_there(
+                        transaction,
+                        payment.no,
+                        payment.ended_at.unwrap_or(payment.started_at),
+                    )?;
+                }
             }
             Ok(Some(payment))
         })
@@ -163,7 +173,8 @@ pub(super) fn total(order: &Order) -> Money {
     order.view().total
 }
 
-/// Closes the order's open payment, if there is one.
+/// Closes the order's open payment, if there is one. From here on it is also to be closed at its provider; see
+/// [`SqliteLedger::closings_due`].
 pub(super) fn close_open(
     transaction: &Transaction<'_>,
     order: OrderId,
@@ -176,6 +187,7 @@ pub(super) fn close_open(
         .optional()?;
     let Some(mut payment) = found else { return Ok(None) };
     step(transaction, &mut payment, Event::Closed, now)?;
+    closings::close_there(transaction, payment.no, now)?;
     Ok(Some(Box::new(payment)))
 }
 

@@ -8,8 +8,10 @@ use serde_json::{Value, json};
 use testkit::process::{Program, Stream};
 
 use super::{audit, text};
-use crate::app::{ADMIN_KEY, TestApp, assert_code, draft_between, with_manual_clock};
+use crate::app::{ADMIN_KEY, TestApp, assert_code, draft, draft_between, with_manual_clock};
 use crate::operator_sales::eventually;
+use crate::served::Server;
+use crate::webhooks::{Got, INSIDE, Receiver};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -101,6 +103,36 @@ async fn a_discrepancy_raises_one_alarm_however_often_it_is_seen() {
     let again = audit(&app, AuditRequest::default()).await;
     assert_eq!(again.findings[0].kind, Kind::GateUnits);
     assert_eq!(told().await.len(), 2);
+}
+
+/// The real program: its log on standard error, and a receiver that asked for findings.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_finding_is_logged_and_reaches_the_shops_webhook() {
+    let (folder, receiver) = (tempfile::tempdir().unwrap(), Receiver::willing().await);
+    let server = Server::start(folder.path(), &[INSIDE, "audit.every_s=0", "audit.apart_ms=100"], None);
+    let hook = json!({"url": receiver.url(), "types": ["audit.finding"]});
+    server.operate("POST", "/admin/v1/webhooks", Some(&hook)).await;
+    let sale = server.operate("POST", "/admin/v1/sales", Some(&draft(10))).await;
+    server.operate("POST", &format!("/admin/v1/sales/{}/publish", text(&sale, "id")), Some(&json!({}))).await;
+    let file = rusqlite::Connection::open(folder.path().join("doorbuster.db")).unwrap();
+    file.busy_timeout(PATIENCE).unwrap();
+    assert_eq!(file.execute("update offers set live_units = live_units + 1", []).unwrap(), 1);
+    drop(file);
+    server.operate("POST", "/admin/v1/audit", Some(&json!({}))).await;
+    // The gate, which was told nothing, does not fit the counter either.
+    let is_the_counter =
+        |got: &Got| got.body["type"] == "audit.finding" && got.body["data"]["data"]["kind"] == "live_counter";
+    eventually("the shop is told", async || receiver.taken().iter().any(is_the_counter)).await;
+    let alarm = |line: &testkit::process::Line| {
+        line.stream == Stream::Stderr
+            && line.text.contains("ERROR")
+            && line.text.contains("an audit found a discrepancy")
+            && line.text.contains("live_counter")
+    };
+    tokio::task::spawn_blocking(move || server.process.wait_for(PATIENCE, alarm).map(drop))
+        .await
+        .unwrap()
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,8 +2,8 @@
 
 use doorbuster::ledger::Cancelled;
 use doorbuster::ledger::money::{
-    Absent, Decided, Names, NewPayment, Notice, Payment, PaymentClosed, PaymentStarted, QueueIsDrained,
-    Settled, Taken, Told,
+    Absent, ClosingEnd, ClosingNote, Decided, Names, NewPayment, Notice, Payment, PaymentClosed,
+    PaymentStarted, QueueIsDrained, Settled, Taken, Told,
 };
 use rules::id::{OrderId, PaymentId};
 use rules::money::Money;
@@ -433,3 +433,58 @@ contract!(
     every_order_of_events_ends_with_the_same_money(1_000),
     the_tables_refuse_what_must_not_be(10),
 );
+
+async fn to_close(books: &Books, provider: &'static str, now: UnixMs) -> Vec<(u64, PaymentId, u32)> {
+    let due = books.ledger.closings_due(provider, now, 10).await.unwrap();
+    due.into_iter().map(|due| (due.payment.no, due.payment.id, due.tries)).collect()
+}
+
+async fn noted(books: &Books, payment_no: u64, end: ClosingEnd) {
+    books.ledger.note_closings(vec![ClosingNote { payment_no, end }]).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_closed_here_is_to_be_closed_at_its_provider_until_that_is_done_or_given_up() {
+    let (books, forever) = (sqlite(5).await, UnixMs(i64::MAX));
+    record(&books, vec![claim(1, 11, "ann", 1)]).await;
+    let payment = start(&books, 11, "ann", "stripe", 101).await;
+    assert_eq!(to_close(&books, "stripe", forever).await, [], "it is open here, too");
+    books.ledger.cancel_order(OrderId(11), buyer("ann"), NOW).await.unwrap();
+    assert_eq!(to_close(&books, "stripe", NOW).await, [(payment.no, payment.id, 0)]);
+    assert_eq!(to_close(&books, "sandbox", forever).await, [], "another provider");
+
+    let later = NOW.plus_s(5);
+    noted(&books, payment.no, ClosingEnd::Again { at: later }).await;
+    assert_eq!(to_close(&books, "stripe", later.plus_ms(-1)).await, []);
+    assert_eq!(to_close(&books, "stripe", later).await, [(payment.no, payment.id, 1)]);
+    noted(&books, payment.no, ClosingEnd::GivenUp { problem: "nobody is there".to_owned() }).await;
+    assert_eq!(to_close(&books, "stripe", forever).await, []);
+    let problem = books.ledger.payment(payment.id).await.unwrap().unwrap().problem;
+    assert_eq!(problem.as_deref(), Some("nobody is there"));
+
+    // A provider that hears of it only after it was closed here has it open.
+    books.ledger.note_started(payment.id, Some("cs_1".into()), "https://pay.example".into()).await.unwrap();
+    assert_eq!(to_close(&books, "stripe", NOW).await, [(payment.no, payment.id, 0)]);
+    noted(&books, payment.no, ClosingEnd::Done).await;
+    assert_eq!(to_close(&books, "stripe", forever).await, []);
+    books.ledger.note_started(payment.id, None, "https://elsewhere.example".into()).await.unwrap();
+    assert_eq!(to_close(&books, "stripe", forever).await, [], "the first answer stays");
+    assert_books_fit(&books).await;
+}
+
+#[tokio::test]
+async fn what_money_came_for_needs_no_closing_at_its_provider() {
+    let (books, forever) = (sqlite(5).await, UnixMs(i64::MAX));
+    record(&books, vec![claim(1, 11, "ann", 1)]).await;
+    let first = start(&books, 11, "ann", "sandbox", 101).await;
+    let second = start(&books, 11, "ann", "stripe", 102).await;
+    assert_eq!(to_close(&books, "sandbox", forever).await, [(first.no, first.id, 0)]);
+    take(&books, captured("evt", "cap", by_payment(101), PRICE, 9), NOW).await;
+    assert_eq!(to_close(&books, "sandbox", forever).await, []);
+    // The answer to a question that was asked before changes nothing.
+    noted(&books, first.no, ClosingEnd::GivenUp { problem: "too late".to_owned() }).await;
+    let paid = books.ledger.payment(first.id).await.unwrap().unwrap();
+    assert_eq!((paid.status.state, paid.problem), (PaymentState::Applied, None));
+    assert_eq!(to_close(&books, "stripe", NOW).await, [(second.no, second.id, 0)], "the other is closed");
+    assert_books_fit(&books).await;
+}

@@ -3,6 +3,7 @@
 
 mod heavy {
     use std::path::Path;
+    use std::sync::atomic::Ordering;
 
     use doorbuster::ledger::SqliteLedger;
     use doorbuster::ledger::money::{NewPayment, RefundAsked};
@@ -12,6 +13,7 @@ mod heavy {
     use tempfile::TempDir;
     use testkit::process::Program;
 
+    use super::super::deadlines::{FakeProvider, NOT_PAID, PAID, started, with_provider};
     use super::super::*;
     use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET, draft_between};
 
@@ -133,7 +135,7 @@ mod heavy {
 
         /// Starts the real program, which must die at this point.
         fn die_at(&self, point: &str) {
-            die_at(self.folder.path(), point);
+            die_at(self.folder.path(), point, SANDBOX);
         }
 
         async fn start(self) -> (TestApp, TestSale, Vec<OrderId>) {
@@ -141,9 +143,11 @@ mod heavy {
         }
     }
 
-    fn die_at(folder: &Path, point: &str) {
+    fn die_at(folder: &Path, point: &str, settings: &[&str]) {
         let process = Program::new(env!("CARGO_BIN_EXE_doorbuster"))
-            .args(["serve", "--set", "listen=127.0.0.1:0", "--set", "payment.sandbox=true", "--data-dir"])
+            .args(["serve", "--set", "listen=127.0.0.1:0"])
+            .args(settings.iter().flat_map(|setting| ["--set", setting]))
+            .arg("--data-dir")
             .arg(folder)
             .env("DOORBUSTER_ADMIN_KEY", ADMIN_KEY)
             .env("DOORBUSTER_AUTH__HS256_SECRET", AUTH_SECRET)
@@ -215,6 +219,51 @@ mod heavy {
                 assert!(payments.iter().all(|payment| payment.status.state == PaymentState::Closed));
             }
             assert_sells_out(&app, &sale).await;
+        }
+    }
+
+    /// Between the closing of a payment here and at its provider. No callback ever comes.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_death_before_a_payment_is_closed_at_its_provider_forgets_neither_it_nor_its_money() {
+        for point in ["sweeper.lapsed", "desk.released", "closings.asking", "closings.asked"] {
+            println!("{point}");
+            let provider = FakeProvider::saying(NOT_PAID);
+            let settings = with_provider(&provider.clone().start().await);
+            let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+            let mut payment = None;
+            let left = Left::after(async |app, _, orders| {
+                // The others are cancelled: nothing else closes.
+                for (order, name) in orders.iter().zip(BUYERS).skip(1) {
+                    app.app.cancel(*order, &buyer(name)).await.unwrap();
+                }
+                payment = Some(started(app, orders[0], BUYERS[0]).await);
+            })
+            .await;
+            die_at(left.folder.path(), point, &settings);
+            let closed_before = provider.closed.load(Ordering::Acquire);
+            assert!(point != "closings.asked" || closed_before == 1, "the provider was asked before");
+            let was_closed = left
+                .with_ledger(async |ledger| ledger.order(left.orders[0]).await.unwrap().unwrap().status.state)
+                .await;
+            assert_eq!(was_closed, State::Closed, "{point}: it died after the ledger's commit");
+
+            let is_paid = closed_before == 0;
+            provider.says.store(if is_paid { PAID } else { NOT_PAID }, Ordering::Release);
+            let app = TestApp::on(left.folder, Clock::system(), &settings).await;
+            if is_paid {
+                let paid = until_state(&app, left.orders[0], State::Paid).await;
+                assert_eq!(paid.payment, payment, "{point}");
+            } else {
+                eventually("it is asked again, for nobody knows", async || {
+                    provider.closed.load(Ordering::Acquire) == closed_before + 1
+                })
+                .await;
+            }
+            eventually("nothing is left to be closed", async || {
+                app.app.ledger.closings_due("stripe", UnixMs(i64::MAX), 10).await.unwrap().is_empty()
+            })
+            .await;
+            assert_sells_out(&app, &left.sale).await;
         }
     }
 

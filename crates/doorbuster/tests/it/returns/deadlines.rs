@@ -9,6 +9,7 @@ use axum::routing::get;
 use doorbuster::clock::Clock;
 use doorbuster::desk::CancelAnswer;
 use doorbuster::ledger::money::{NewPayment, PaymentStarted, Settled};
+use doorbuster::payment::closings::TRIES_MAX;
 use doorbuster::telemetry::metrics::{Inquiry, Letting, MoneyOutcome};
 use rules::audit::Kind;
 use rules::id::{OrderId, PaymentId};
@@ -55,15 +56,25 @@ async fn an_unpaid_order_closes_at_its_deadline_and_its_unit_is_for_the_next_buy
     assert_units_add_up(&app, &sale).await;
 }
 
-/// By the clock on the wall: the timer, not a look once in a while, ends it.
+/// The look behind the timer comes in an hour: whatever closes after the first look was closed by the timer.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_timer_wakes_for_the_next_order_that_is_due() {
-    let app = TestApp::start().await;
-    let sale = app.publish(paid_within(3, 2)).await;
+    const MOMENT: Duration = Duration::from_millis(300);
+    let (app, clock) = with_manual_clock(&[]).await;
+    let (sale, shorter) = (app.open_sale(3).await, app.publish(paid_within(1, 800)).await);
     let order = bought(&app, &sale, "ann", 3).await;
+    let first = bought(&app, &shorter, "ann", 1).await;
+    let folder = app.stop().await;
+    clock.advance(PAY_WITHIN - MOMENT);
+    let hourly = |settings: &mut doorbuster::config::Settings| {
+        settings.sweeper_look = Some(Duration::from_secs(3_600));
+    };
+    let app = TestApp::tuned(folder, clock.clone(), hourly).await;
+    until_state(&app, first, State::Closed).await;
+    assert_eq!(ledgers(&app.app, order).await.status.state, State::AwaitingPayment, "a moment too early");
+    clock.advance(MOMENT);
     let closed = until_state(&app, order, State::Closed).await;
-    let late_ms = closed.pay_by.unwrap().ms_until(closed.closed_at.unwrap());
-    assert!(closed.closed_at >= closed.pay_by && late_ms < 3_000, "{late_ms} ms late");
+    assert_eq!(closed.closed_at, closed.pay_by);
     assert_units_add_up(&app, &sale).await;
 }
 
@@ -259,24 +270,27 @@ async fn a_strike_that_is_there_already_does_not_keep_its_order_open() {
 
 /// A provider that can be asked: it answers what it is told to.
 #[derive(Clone, Default)]
-struct FakeProvider {
-    says: Arc<AtomicU64>,
+pub(super) struct FakeProvider {
+    pub(super) says: Arc<AtomicU64>,
     asked: Arc<AtomicU64>,
-    closed: Arc<AtomicU64>,
+    /// How often it was asked to close a payment and did.
+    pub(super) closed: Arc<AtomicU64>,
 }
 
 /// What it says: no answer that can be used, that it was paid, that it was not, and nothing at all.
 const ERROR: u64 = 0;
-const PAID: u64 = 1;
-const NOT_PAID: u64 = 2;
+pub(super) const PAID: u64 = 1;
+pub(super) const NOT_PAID: u64 = 2;
 const NOTHING: u64 = 3;
+/// The buyer is done, and the money takes its time.
+const PENDING: u64 = 4;
 
 impl FakeProvider {
-    fn saying(what: u64) -> Self {
+    pub(super) fn saying(what: u64) -> Self {
         Self { says: Arc::new(what.into()), ..Self::default() }
     }
 
-    async fn start(self) -> String {
+    pub(super) async fn start(self) -> String {
         let app = axum::Router::new()
             .route("/v1/checkout/sessions/{session}", get(answer))
             .route("/v1/checkout/sessions/{session}/expire", axum::routing::post(expire))
@@ -313,18 +327,19 @@ async fn answer(Shared(provider): Shared<FakeProvider>, Path(session): Path<Stri
     match provider.says.load(Ordering::Acquire) {
         PAID => about("complete", "paid"),
         NOT_PAID => about("open", "unpaid"),
+        PENDING => about("complete", "unpaid"),
         NOTHING => std::future::pending().await,
         _ => (http::StatusCode::SERVICE_UNAVAILABLE, axum::Json(json!({"error": {}}))),
     }
 }
 
-/// What is paid cannot expire.
+/// What is paid, or being paid, cannot expire.
 async fn expire(Shared(provider): Shared<FakeProvider>) -> Answered {
     let no =
         |status| (status, axum::Json(json!({"error": {"type": "invalid_request_error", "message": "no"}})));
     match provider.says.load(Ordering::Acquire) {
         ERROR => no(http::StatusCode::SERVICE_UNAVAILABLE),
-        PAID => no(http::StatusCode::BAD_REQUEST),
+        PAID | PENDING => no(http::StatusCode::BAD_REQUEST),
         _ => {
             provider.closed.fetch_add(1, Ordering::AcqRel);
             (http::StatusCode::OK, axum::Json(json!({"id": "cs_test_1", "status": "expired"})))
@@ -332,7 +347,7 @@ async fn expire(Shared(provider): Shared<FakeProvider>) -> Answered {
     }
 }
 
-fn with_provider(url: &str) -> Vec<String> {
+pub(super) fn with_provider(url: &str) -> Vec<String> {
     vec![
         "payment.stripe.secret_key=sk_test_0123456789abcdef0123456789abcdef".to_owned(),
         format!("payment.stripe.webhook_secrets={STRIPE_SECRET}"),
@@ -347,7 +362,7 @@ async fn asking(provider: &FakeProvider) -> (TestApp, Clock) {
 }
 
 /// The buyer was sent to the provider.
-async fn started(app: &TestApp, order: OrderId, name: &str) -> PaymentId {
+pub(super) async fn started(app: &TestApp, order: OrderId, name: &str) -> PaymentId {
     let payment = PaymentId(rand::random::<u128>() >> 2);
     let wanted = NewPayment { id: payment, order, buyer: buyer(name), provider: "stripe".into() };
     let started = app.app.ledger.start_payment(wanted, app.app.clock.now()).await.unwrap();
@@ -460,6 +475,87 @@ async fn money_that_is_found_when_its_payment_is_closed_is_not_forgotten() {
     })
     .await;
     assert_units_add_up(&app, &sale).await;
+}
+
+/// Payments that are closed here and perhaps not at their provider, whenever that is to be asked: how often it was.
+async fn unclosed(app: &TestApp) -> Vec<u32> {
+    let all = app.app.ledger.closings_due("stripe", UnixMs(i64::MAX), 1_000).await.unwrap();
+    all.into_iter().map(|to_close| to_close.tries).collect()
+}
+
+/// An order is cancelled while its buyer is at a provider that is down. Until somebody is told otherwise, its payment may be
+/// paid there.
+async fn cancelled_while_down() -> (FakeProvider, TestApp, Clock, OrderId, PaymentId) {
+    let provider = FakeProvider::saying(ERROR);
+    let (app, clock) = asking(&provider).await;
+    let sale = app.open_sale(1).await;
+    let order = bought(&app, &sale, "ann", 1).await;
+    let payment = started(&app, order, "ann").await;
+    app.app.cancel(order, &buyer("ann")).await.unwrap();
+    eventually("the provider is asked", async || unclosed(&app).await == [1]).await;
+    (provider, app, clock, order, payment)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payment_is_closed_at_its_provider_however_long_that_is_down_and_after_a_restart() {
+    let (provider, app, clock, _, payment) = cancelled_while_down().await;
+    for tries in 2..=6 {
+        clock.advance(Duration::from_secs(60));
+        eventually("it is asked again", async || unclosed(&app).await == [tries]).await;
+    }
+    let url = app.app.settings.payment.stripe.url.clone();
+    let folder = app.stop().await;
+    provider.says.store(NOT_PAID, Ordering::Release);
+    let settings = with_provider(&url);
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    clock.advance(Duration::from_secs(60));
+    let app = TestApp::on(folder, clock, &settings).await;
+    eventually("it is closed there", async || provider.closed.load(Ordering::Acquire) == 1).await;
+    eventually("that is written down", async || unclosed(&app).await.is_empty()).await;
+    let state = app.app.ledger.payment(payment).await.unwrap().unwrap().status.state;
+    assert_eq!(state, PaymentState::Closed);
+    assert_eq!(app.app.metrics.money.get(MoneyOutcome::NotClosed), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn money_that_is_on_its_way_when_its_payment_is_closed_is_waited_for() {
+    let (provider, app, clock, order, payment) = cancelled_while_down().await;
+    provider.says.store(PENDING, Ordering::Release);
+    clock.advance(Duration::from_secs(60));
+    eventually("it is asked again", async || unclosed(&app).await == [2]).await;
+    provider.says.store(PAID, Ordering::Release);
+    clock.advance(Duration::from_secs(60));
+    eventually("the money goes back", async || {
+        let found = app.app.ledger.payment(payment).await.unwrap().unwrap();
+        found.status.reason == Some(RefundReason::OrderCancelled)
+    })
+    .await;
+    assert_eq!(ledgers(&app.app, order).await.status.reason, Some(Reason::Cancelled));
+    assert_eq!(unclosed(&app).await, [0_u32; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payment_that_cannot_be_closed_at_its_provider_is_an_alarm_after_a_day() {
+    let (provider, app, clock, _, payment) = cancelled_while_down().await;
+    for tries in 2..TRIES_MAX {
+        clock.advance(Duration::from_secs(3_600));
+        let found = app.app.ledger.payment(payment).await.unwrap();
+        app.app.closings.wake_for(found.as_ref());
+        eventually("it is asked again", async || unclosed(&app).await == [tries]).await;
+    }
+    assert_eq!(app.app.metrics.money.get(MoneyOutcome::NotClosed), 0);
+    clock.advance(Duration::from_secs(3_600));
+    eventually("it is given up", async || app.app.metrics.money.get(MoneyOutcome::NotClosed) == 1).await;
+    assert_eq!(unclosed(&app).await, [0_u32; 0]);
+    let problem = app.app.ledger.payment(payment).await.unwrap().unwrap().problem.unwrap();
+    assert!(problem.starts_with("it could not be closed at its provider"), "{problem}");
+
+    // Money that comes all the same is not lost.
+    provider.says.store(PAID, Ordering::Release);
+    let (id, capture) = (payment.to_string(), capture_of(payment));
+    assert_eq!(StandIn::tells_of_capture(&app, "evt_late", &id, &capture).await, 200);
+    let status = app.app.ledger.payment(payment).await.unwrap().unwrap().status;
+    assert_eq!(status.reason, Some(RefundReason::OrderCancelled));
 }
 
 #[tokio::test(flavor = "multi_thread")]
