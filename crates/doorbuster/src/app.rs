@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use rules::pass::PassKeys;
+use rules::time::UnixMs;
 use secrecy::ExposeSecret as _;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -57,6 +58,8 @@ const TURNS_REST: Duration = Duration::from_millis(1);
 pub struct App {
     pub settings: Settings,
     pub clock: Clock,
+    /// From here on the funnels count.
+    pub started_at: UnixMs,
     pub metrics: Arc<Metrics>,
     pub catalogue: Catalogue,
     pub gate: Gate,
@@ -290,6 +293,7 @@ pub async fn open(
     dispatch::keep_broker(&settings, &ledger, &clock).await?;
     let limits = &settings.limits;
     let app = Arc::new(App {
+        started_at: clock.now(),
         catalogue: Catalogue::default(),
         roster: Arc::new(Roster::new(settings.strikes.policy(), rand::random())),
         pass_keys: PassKeys::new(&pass_secret, previous.as_deref()),

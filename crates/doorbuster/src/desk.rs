@@ -494,7 +494,7 @@ impl App {
     pub async fn stats(&self, id: SaleId) -> LedgerResult<Option<Stats>> {
         let card = self.catalogue.sale(id);
         let (sale, funnel) = match &card {
-            Some(card) => (card.sale.clone(), funnel(card)),
+            Some(card) => (card.sale.clone(), funnel(card, self.started_at)),
             None => match self.ledger.sale(id).await? {
                 Some(draft) => (draft, Funnel::default()),
                 None => return Ok(None),
@@ -586,7 +586,7 @@ fn claim_again(order: &Order, now: UnixMs) -> Claim {
     }
 }
 
-fn funnel(card: &SaleCard) -> Funnel {
+fn funnel(card: &SaleCard, started_at: UnixMs) -> Funnel {
     let count = |step| card.funnel.get(step);
     Funnel {
         passes: count(Step::Pass),
@@ -597,6 +597,7 @@ fn funnel(card: &SaleCard) -> Funnel {
         not_open: count(Step::NotOpen),
         too_fast: count(Step::TooFast),
         busy: count(Step::Busy),
+        counted_since: Some(started_at),
     }
 }
 

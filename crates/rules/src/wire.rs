@@ -566,7 +566,7 @@ pub struct OfferStats {
     pub returning: u32,
 }
 
-/// How many came how far. Counted since this process started.
+/// How many came how far, since `counted_since`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Funnel {
     pub passes: u64,
@@ -577,6 +577,10 @@ pub struct Funnel {
     pub not_open: u64,
     pub too_fast: u64,
     pub busy: u64,
+    /// When the server started: these counts begin anew with it. Stock, held and sold do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub counted_since: Option<UnixMs>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

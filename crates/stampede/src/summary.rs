@@ -231,10 +231,10 @@ impl Summary {
                     1 => "1 try".to_owned(),
                     tries => format!("{} tries", thousands(tries)),
                 };
-                format!("{tries}, double clicks included, made {}", many(self.orders, "order"))
+                format!("{tries} with double clicks made {}", many(self.orders, "order"))
             }
             (Promise::EverybodyAnswered, _) => {
-                format!("{crowd} buyers, none left waiting, every order looked at again")
+                format!("{crowd} buyers, none waits, every order seen again")
             }
             (Promise::NobodyEarly, _) => "no order is older than the opening".to_owned(),
             (Promise::MoneyEndsOnce, _) => {
@@ -253,7 +253,7 @@ impl Summary {
         lines.push(self.latency_text());
         lines.push(format!(
             "  {}",
-            dim.on("from the moment each click was due; the crowd may share the shop's processors")
+            dim.on("since each click was due; the crowd may share the shop's processors")
         ));
         lines.push(String::new());
         self.promises().for_each(|promise| self.promise_text(promise, &mut lines));
@@ -349,7 +349,7 @@ impl Summary {
             "buyers": {"won": won, "ended": ended, "sold_out": sold_out, "hung_up": hung_up, "gave_up": gave_up, "other": other},
             "funnel": {
                 "arrived": self.totals.arrived, "passes": self.totals.passes, "tries": self.totals.tries,
-                "queued": self.totals.queued, "won": self.totals.won, "paid": self.totals.paid,
+                "queued": self.totals.queued, "saw_recorded": self.totals.won, "paid": self.totals.paid,
                 "cancelled": self.totals.cancelled,
             },
             "payment_available": self.totals.no_payment == 0,

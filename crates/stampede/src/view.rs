@@ -234,6 +234,9 @@ struct Bars {
     recorded: ProgressBar,
     stock: ProgressBar,
     foot: ProgressBar,
+    crowd: u64,
+    /// The last look saw everybody gone and nothing queued: it says how the night ended.
+    is_the_end: bool,
     _all: MultiProgress,
 }
 
@@ -242,7 +245,7 @@ impl Bars {
         let all = MultiProgress::new();
         let text = ProgressStyle::with_template("  {msg}")?;
         let step =
-            ProgressStyle::with_template("  {prefix:<9} {bar:40.cyan/dim} {human_pos:>7}  {msg:.dim}")?;
+            ProgressStyle::with_template("  {prefix:<9} {bar:36.cyan/dim} {human_pos:>7}  {msg:.dim}")?;
         let step = step.progress_chars("━╸─");
         let line =
             |style: &ProgressStyle, length| all.add(ProgressBar::new(length).with_style(style.clone()));
@@ -261,11 +264,15 @@ impl Bars {
             recorded: bar("recorded", stock, "orders in the ledger"),
             stock: bar("left", stock, "units"),
             foot: line(&text, 1),
+            crowd,
+            is_the_end: false,
             _all: all,
         })
     }
 
-    fn set(&self, look: &Look) {
+    fn set(&mut self, look: &Look) {
+        let queued = look.stats.as_ref().map_or(0, |stats| stats.queue.depth);
+        self.is_the_end = look.crowd.gone >= self.crowd && queued == 0;
         self.head.set_message(look.when());
         self.arrived.set_position(look.crowd.arrived);
         self.passes.set_position(look.crowd.passes);
@@ -274,17 +281,18 @@ impl Bars {
         self.recorded.set_position(look.recorded().unwrap_or(look.crowd.won));
         match look.free() {
             Some(free) => self.stock.set_position(free),
-            None => self.stock.set_message("units, as only the operator knows"),
+            None => self.stock.set_message("units: the operator knows"),
         }
         self.foot.set_message(look.latency());
     }
 }
 
 impl Drop for Bars {
-    /// The verdict takes their place.
+    /// They stay above the verdict where they show the end; a moment from the middle would contradict it.
     fn drop(&mut self) {
+        let leave = if self.is_the_end { ProgressBar::abandon } else { ProgressBar::finish_and_clear };
         let all = [&self.head, &self.arrived, &self.passes, &self.tries, &self.granted, &self.recorded];
-        all.into_iter().chain([&self.stock, &self.foot]).for_each(ProgressBar::finish_and_clear);
+        all.into_iter().chain([&self.stock, &self.foot]).for_each(leave);
     }
 }
 

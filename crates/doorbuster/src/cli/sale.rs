@@ -312,7 +312,9 @@ fn stats_text(stats: &Stats) -> String {
     let queue = stats.queue;
     let head = format!("{}  {}, {phase}", stats.sale_id, stats.state.as_str());
     let foot = format!("queue: {} claims, the oldest waits {} ms", thousands(queue.depth), queue.lag_ms);
-    format!("{head}\n\n{}\n\n{}\n\n{foot}", steps.render(), offers.render())
+    let since = funnel.counted_since.map(|at| format!("\ncounted since the server started at {at}"));
+    let steps = steps.render() + &since.unwrap_or_default();
+    format!("{head}\n\n{steps}\n\n{}\n\n{foot}", offers.render())
 }
 
 fn text<'a>(value: &'a Value, name: &str) -> &'a str {

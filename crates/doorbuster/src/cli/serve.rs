@@ -85,7 +85,10 @@ async fn serve(settings: Settings) -> anyhow::Result<Exit> {
         signals.next().await;
     };
     let ended = tokio::select! {
-        ended = server.until_the_end() => ended.map(|()| Exit::Done),
+        ended = server.until_the_end() => ended.map(|()| {
+            tracing::info!("drained, ended in order");
+            Exit::Done
+        }),
         () = signalled => Err(anyhow!("ended at once, because a second signal asked for it; nothing that was answered is lost")),
     };
     drop(run_file);

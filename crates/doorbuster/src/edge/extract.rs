@@ -15,14 +15,39 @@ use secrecy::ExposeSecret as _;
 use serde::de::DeserializeOwned;
 use subtle::ConstantTimeEq as _;
 
-use super::auth::Bearer;
+use super::auth::{Bearer, TokenRefusal};
 use super::body;
 use super::refusal::Refusal;
 use crate::app::App;
 
-/// The buyer of a valid token, found out once per request before it is routed.
+/// The buyer of a valid token, found out once per request before it is routed; or why there is none.
 #[derive(Clone, Debug)]
-pub struct KnownBuyer(pub Option<Bearer>);
+pub struct KnownBuyer(pub Result<Bearer, NoBearer>);
+
+/// Why nobody knows who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoBearer {
+    NoToken,
+    Refused(TokenRefusal),
+}
+
+impl From<NoBearer> for Refusal {
+    fn from(why: NoBearer) -> Self {
+        let told = match why {
+            NoBearer::NoToken => "A buyer's token is needed, as `Authorization: Bearer …`.",
+            NoBearer::Refused(refusal) => refusal.told(),
+        };
+        Self::detail(Code::Unauthorized, told)
+    }
+}
+
+/// Who asks, as it was found out before.
+pub fn known_buyer(parts: &Parts) -> Result<Bearer, NoBearer> {
+    parts.extensions.get::<KnownBuyer>().map_or(Err(NoBearer::NoToken), |known| known.0.clone())
+}
+
+/// What an operator is told who has shown another key, or none.
+const KEY_NEEDED: &str = "The admin key is needed, as `Authorization: Bearer …`; a buyer's token is none.";
 
 /// A call that only a buyer with a valid token may make.
 #[derive(Clone, Debug)]
@@ -32,8 +57,7 @@ impl FromRequestParts<Arc<App>> for Buyer {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Refusal> {
-        let known = parts.extensions.get::<KnownBuyer>().and_then(|known| known.0.clone());
-        known.map(|bearer| Self(bearer.buyer)).ok_or_else(|| Refusal::new(Code::Unauthorized))
+        Ok(Self(known_buyer(parts)?.buyer))
     }
 }
 
@@ -45,8 +69,14 @@ impl FromRequestParts<Arc<App>> for Operator {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Refusal> {
-        if has_admin_key(&parts.headers, app) { Ok(Self) } else { Err(Refusal::new(Code::Unauthorized)) }
+        if has_admin_key(&parts.headers, app) { Ok(Self) } else { Err(admin_key_needed()) }
     }
+}
+
+/// The refusal of those who have not shown the admin key.
+#[must_use]
+pub fn admin_key_needed() -> Refusal {
+    Refusal::detail(Code::Unauthorized, KEY_NEEDED)
 }
 
 /// Compared in constant time; without a key set, nobody is an operator.

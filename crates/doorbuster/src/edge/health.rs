@@ -10,7 +10,7 @@ use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use rules::wire::Code;
 
-use super::extract::has_admin_key;
+use super::extract::{admin_key_needed, has_admin_key};
 use super::limits::Class;
 use super::refusal::{Answer, Refusal};
 use super::router::ClientAddress;
@@ -57,7 +57,7 @@ async fn metrics(
         Audience::Everybody => client.is_loopback() || has_admin_key(&headers, &app),
     };
     if !allowed {
-        return Err(Refusal::new(Code::Unauthorized));
+        return Err(admin_key_needed());
     }
     note_limits(&app);
     Ok(([(CONTENT_TYPE, METRICS_CONTENT_TYPE)], app.metrics.encode()).into_response())

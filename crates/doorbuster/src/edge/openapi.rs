@@ -8,14 +8,16 @@ use std::sync::{Arc, LazyLock};
 use axum::Router;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
-use http::header::{CONTENT_SECURITY_POLICY, HeaderValue};
+use bytes::Bytes;
+use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue, LOCATION};
 use http::{HeaderMap, StatusCode};
 use rules::wire::{Code, Problem};
 use utoipa::OpenApi as _;
+use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder};
+use utoipa::openapi::tag::TagBuilder;
+use utoipa::openapi::{Content, OpenApi, PathItem, Ref, RefOr, ResponseBuilder};
 use utoipa_axum::router::OpenApiRouter;
-use utoipa_swagger_ui::SwaggerUi;
 
 use super::cached;
 use super::refusal::Refusal;
@@ -30,15 +32,48 @@ pub const BUYER_TOKEN: &str = "buyer_token";
 pub const ADMIN_KEY: &str = "admin_key";
 
 const DOCUMENT_PATH: &str = "/api/openapi.json";
+const PAGE_PATH: &str = "/api/docs";
+const HTML: &str = "text/html; charset=utf-8";
 
 /// How long the document may be kept, in seconds: it changes with the version only.
 const DOCUMENT_MAX_AGE_S: u64 = 60;
+
+/// The page: its own words and table, the calls by Swagger UI, everything from here.
+const PAGE: &str = include_str!("openapi/page.html");
+const PAGE_STYLE: &str = include_str!("openapi/page.css");
+const PAGE_SCRIPT: &str = include_str!("openapi/page.js");
+
+/// What is taken from Swagger UI.
+const LIBRARY: [&str; 2] = ["swagger-ui.css", "swagger-ui-bundle.js"];
+
+/// Groups of calls in the order in which they are read: first what every shop needs.
+const GROUPS: [(&str, &str); 5] = [
+    ("buyer", "What a shop's page calls for its buyer."),
+    ("provider", "Where payment providers tell us of money."),
+    ("operator", "The shop's side. Needs the admin key."),
+    ("demo", "In demo mode only."),
+    ("sandbox", "The payment provider that only pretends."),
+];
 
 /// The page's scripts and styles are files of ours; pictures may be inline, as its style sheet has them so.
 const PAGE_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
      connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 );
+
+/// The page with a row for every refusal, under the id that the refusal's `type` names.
+static PAGE_BYTES: LazyLock<Bytes> = LazyLock::new(|| {
+    let mut rows = String::new();
+    for code in Code::ALL {
+        let (name, status, title) = (code.as_str(), code.status(), code.title());
+        // Writing to a `String` cannot fail.
+        let _written = writeln!(
+            rows,
+            "<tr id=\"{name}\"><th scope=\"row\"><code>{name}</code></th><td>{status}</td><td>{title}</td></tr>"
+        );
+    }
+    PAGE.replace("<!--REFUSALS-->", &rows).into()
+});
 
 static DOCUMENT: LazyLock<Rendered> = LazyLock::new(|| Rendered::of(&document()));
 
@@ -53,6 +88,9 @@ pub fn document() -> OpenApi {
         OpenApiRouter::with_openapi(Head::openapi()).merge(buyer_routes()).merge(operator_routes());
     let mut document = routes.into_openapi();
     document.info.description = Some(description());
+    let group = |(name, text): (&str, &str)| TagBuilder::new().name(name).description(Some(text)).build();
+    document.tags = Some(GROUPS.map(group).into());
+    document.paths.paths.values_mut().flat_map(operations).for_each(shorten);
     let components = document.components.get_or_insert_default();
     let scheme = |format: &str, text: &str| {
         let http = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format(format);
@@ -61,6 +99,23 @@ pub fn document() -> OpenApi {
     components.add_security_scheme(BUYER_TOKEN, scheme("JWT", "The shop's token; `sub` is the buyer."));
     components.add_security_scheme(ADMIN_KEY, scheme("key", "The operator's key."));
     document
+}
+
+fn operations(path: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    let PathItem { get, put, post, delete, patch, options, head, trace, .. } = path;
+    [get, put, post, delete, patch, options, head, trace].into_iter().flatten()
+}
+
+/// The first sentence names a call in a list, as plain text; everything that was written about it stays its description.
+fn shorten(operation: &mut Operation) {
+    let Some(written) = operation.summary.take() else { return };
+    let written = written.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (first, rest) = written.split_once(". ").unwrap_or((&written, ""));
+    operation.summary = Some(first.trim_end_matches('.').replace('`', ""));
+    if !rest.is_empty() || first.contains('`') {
+        let more = operation.description.take().map(|more| format!("\n\n{more}")).unwrap_or_default();
+        operation.description = Some(format!("{written}{more}"));
+    }
 }
 
 fn description() -> String {
@@ -110,20 +165,36 @@ macro_rules! problems {
 pub(super) use problems;
 
 pub fn routes() -> Router<Arc<App>> {
-    let page: Router<Arc<App>> =
-        SwaggerUi::new("/api/docs").config(utoipa_swagger_ui::Config::from(DOCUMENT_PATH)).into();
-    let page = page.layer(axum::middleware::map_response(page_policy));
-    Router::new().route(DOCUMENT_PATH, get(document_bytes)).merge(page)
+    let own = |kind: &'static str, text: &'static str| get(async move || page_file(kind, text));
+    let mut router = Router::new()
+        .route(DOCUMENT_PATH, get(document_bytes))
+        .route("/", get(async || (StatusCode::FOUND, [(LOCATION, PAGE_PATH)])))
+        .route(PAGE_PATH, get(async || page_file(HTML, PAGE_BYTES.clone())))
+        .route("/api/docs/", get(async || page_file(HTML, PAGE_BYTES.clone())))
+        .route("/api/docs/page.css", own("text/css; charset=utf-8", PAGE_STYLE))
+        .route("/api/docs/page.js", own("text/javascript; charset=utf-8", PAGE_SCRIPT));
+    for name in LIBRARY {
+        router = router.route(&format!("/api/docs/{name}"), get(async move || library_file(name)));
+    }
+    router
+}
+
+/// A file of Swagger UI, which is part of this program.
+fn library_file(name: &str) -> Response {
+    match utoipa_swagger_ui::serve(name, Arc::new(utoipa_swagger_ui::Config::from(DOCUMENT_PATH))) {
+        Ok(Some(file)) => page_file(&file.content_type, file.bytes.into_owned()),
+        Ok(None) | Err(_) => Refusal::new(Code::NotFound).into_response(),
+    }
+}
+
+fn page_file(kind: &str, bytes: impl Into<Bytes>) -> Response {
+    let mut response = Response::new(axum::body::Body::from(bytes.into()));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_SECURITY_POLICY, PAGE_POLICY);
+    headers.extend(HeaderValue::from_str(kind).ok().map(|kind| (CONTENT_TYPE, kind)));
+    response
 }
 
 async fn document_bytes(headers: HeaderMap) -> Response {
     cached::json(&headers, &DOCUMENT.etag, DOCUMENT_MAX_AGE_S, vec![DOCUMENT.json.clone()])
-}
-
-async fn page_policy(mut response: Response) -> Response {
-    if response.status() == StatusCode::NOT_FOUND {
-        return Refusal::new(Code::NotFound).into_response();
-    }
-    response.headers_mut().insert(CONTENT_SECURITY_POLICY, PAGE_POLICY);
-    response
 }

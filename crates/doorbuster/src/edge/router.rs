@@ -18,7 +18,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use super::answer::{Body, Extra, secure};
 use super::auth::Bearer;
-use super::extract::{self, KnownBuyer};
+use super::extract::{self, KnownBuyer, NoBearer};
 use super::health::METRICS_PATH;
 use super::limits::{Class, IpKey, Permit, TooFast};
 use super::refusal::Refusal;
@@ -156,12 +156,17 @@ fn admit(
     mut request: Request<Incoming>,
 ) -> Result<(Option<Place>, Request<axum::body::Body>), Refusal> {
     let client = app.client_ip.of(peer, super::forwarded_for(request.headers()));
-    let known = if class == RequestClass::Buyer { known_buyer(app, request.headers()) } else { None };
+    let known = match class {
+        RequestClass::Buyer => bearer(app, request.headers()),
+        RequestClass::Operator | RequestClass::Callback | RequestClass::Health | RequestClass::Page => {
+            Err(NoBearer::NoToken)
+        }
+    };
     let way = Way::of(class, &request);
     match &known {
-        Some(bearer) => check_reads(app, &bearer.buyer)?,
-        None if way.is_reserved() => {}
-        None => check_address(app, client)?,
+        Ok(bearer) => check_reads(app, &bearer.buyer)?,
+        Err(_) if way.is_reserved() => {}
+        Err(_) => check_address(app, client)?,
     }
     let place = match way {
         Way::Free => None,
@@ -268,8 +273,9 @@ fn too_fast(app: &App, limit: Shed, TooFast { retry_after_ms }: TooFast) -> Refu
     Refusal::with(Code::TooFast, Extra { retry_after_ms: Some(retry_after_ms), ..Extra::default() })
 }
 
-fn known_buyer(app: &App, headers: &HeaderMap) -> Option<Bearer> {
-    extract::bearer(headers).and_then(|token| app.auth.bearer(token).ok())
+fn bearer(app: &App, headers: &HeaderMap) -> Result<Bearer, NoBearer> {
+    let token = extract::bearer(headers).ok_or(NoBearer::NoToken)?;
+    app.auth.bearer(token).map_err(NoBearer::Refused)
 }
 
 /// Whom a path serves.

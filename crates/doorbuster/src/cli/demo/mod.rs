@@ -22,6 +22,7 @@ use stampede::verdict::{Audit, AuditFinding, Evidence, judge};
 use stampede::view::{Samples, View};
 use stampede::words::{parse_time, span, thousands};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -31,6 +32,10 @@ use super::run_file::url;
 use super::serve::bind;
 use super::signals::Signals;
 use super::{Exit, say};
+
+mod recipe;
+
+use recipe::Recipe;
 
 const LISTEN: &str = "127.0.0.1:8080";
 
@@ -72,6 +77,12 @@ pub struct Demo {
     #[arg(long, value_name = "ADDR", default_value = LISTEN)]
     listen: String,
     /// Prints the verdict as JSON, and nothing else on standard output.
+    ///
+    /// `sold` of `stock` units are held or sold, as the operator sees it. `buyers` says how each of the crowd went
+    /// home: `won` hold an order, `ended` had one, `hung_up` left in the middle of their try and got nothing. `funnel`
+    /// counts steps while they happened: `queued` were told of an order, `saw_recorded` waited until it was recorded;
+    /// who hung up and won all the same is not among these. `order_call_us` and `click_to_answer_us` are microseconds.
+    /// `promises` has a yes or no for each, and `kept` for all.
     #[arg(long)]
     json: bool,
     /// Sets one value, by the name it has in the settings file; may be repeated.
@@ -110,36 +121,30 @@ impl Demo {
             self.introduce(shop, &sale);
         }
         if self.crowd == 0 {
+            if !self.json && !self.exit {
+                self.explain(shop, &sale, false);
+            }
             return Ok(Exit::Done);
         }
         let summary = self.let_them_in(shop, &sale).await?;
         say::answer(&if self.json { summary.to_json(&shop.url()).to_string() } else { summary.to_text() });
         if !self.json && !self.exit {
-            let offer = sale.offers.first().map(|offer| offer.id.to_string()).unwrap_or_default();
-            say::answer("  More units for whoever comes now:");
-            say::answer(&format!(
-                "    doorbuster sale stock {offer} +10 --server {} --admin-key {}\n",
-                shop.url(),
-                shop.admin_key
-            ));
+            self.explain(shop, &sale, true);
         }
         Ok(if summary.kept() { Exit::Done } else { Exit::Violated })
     }
 
     fn introduce(&self, shop: &Shop, sale: &SaleView) {
-        let bold = say::Paint::bold();
         let url = shop.url();
-        let offer = sale.offers.first().map(|offer| offer.id.to_string()).unwrap_or_default();
         if shop.moved {
             say::answer(&format!("{} is taken; using a free port instead.", self.listen));
         }
         say::answer(&format!("listening on {url}\n"));
         let crowd = match self.crowd {
             0 => "no crowd".to_owned(),
-            crowd => format!(
-                "{} buyers, every 10th clicks twice, every 50th hangs up in the middle",
-                thousands(crowd.into())
-            ),
+            crowd => {
+                format!("{} buyers; every 10th clicks twice, every 50th hangs up", thousands(crowd.into()))
+            }
         };
         let lines = [
             format!(
@@ -149,8 +154,8 @@ impl Demo {
                 span(self.open_in)
             ),
             format!("  crowd      {crowd}"),
-            "  limits     as by default: 5 tries/s per buyer; 50 requests/s per address without a token"
-                .to_owned(),
+            "  limits     as by default: 5 tries/s per buyer,".to_owned(),
+            "             50 requests/s per address without a token".to_owned(),
             "  data       a temporary folder, removed at the end".to_owned(),
             String::new(),
             format!("  API        {url}/api/v1/sales/{}", sale.id),
@@ -158,41 +163,57 @@ impl Demo {
             format!("  metrics    {url}/metrics"),
             format!("  admin key  {}", shop.admin_key),
             String::new(),
-            bold.on("  Buy one yourself, in another terminal:"),
-            format!("    SHOP={url} OFFER={offer}"),
-            "    field() { sed 's/.*\"'$1'\":\"\\([^\"]*\\)\".*/\\1/'; }".to_owned(),
-            "    TOKEN=$(curl -s $SHOP/api/v1/demo/login --json '{\"buyer\":\"me\"}' | field token)".to_owned(),
-            "    PASS=$(curl -s $SHOP/api/v1/offers/$OFFER/pass --oauth2-bearer $TOKEN --json '{}' | field pass)".to_owned(),
-            "    ORDER=$(curl -s $SHOP/api/v1/offers/$OFFER/orders -H 'Prefer: wait=2' --json '{\"pass\":\"'$PASS'\",\"quantity\":1}' | field id)".to_owned(),
-            "    curl -s $SHOP/api/v1/orders/$ORDER/payment --oauth2-bearer $TOKEN --json '{\"provider\":\"sandbox\"}'".to_owned(),
-            String::new(),
-            "  The last line answers a pay_url: a page that plays the payment provider.".to_owned(),
-            String::new(),
         ];
         say::answer(&lines.join("\n"));
+    }
+
+    /// How to buy by hand. After the crowd has left: before, it would only be told that the sale is not open yet.
+    fn explain(&self, shop: &Shop, sale: &SaleView, sold_out: bool) {
+        let url = shop.url();
+        let offer = sale.offers.first().map(|offer| offer.id.to_string()).unwrap_or_default();
+        let recipe = Recipe { url: &url, offer: &offer, admin_key: &shop.admin_key, sold_out };
+        let program = std::env::current_exe().unwrap_or_else(|_| "doorbuster".into());
+        let when = if sold_out { String::new() } else { format!(", once {} are over", span(self.open_in)) };
+        say::answer(&say::Paint::bold().on(&format!("  Buy one yourself, in another terminal{when}:")));
+        for line in recipe.lines(&program) {
+            say::answer(&format!("    {line}"));
+        }
+        say::answer("\n  The last line answers a pay_url: a page that plays the payment provider.");
+        say::answer("  The commands need curl 7.82 or newer.\n");
     }
 
     async fn let_them_in(&self, shop: &Shop, sale: &SaleView) -> anyhow::Result<Summary> {
         let before = shop.stats(sale).await?;
         let crowd = Crowd::new(self.settings(shop, sale))?;
         let samples = Samples::default();
+        let looks = watch::Sender::new(0_u64);
         let view = View {
             progress: crowd.progress(),
             clock: crowd.clock(),
             opens_at: sale.opens_at,
-            stats: async || shop.stats(sale).await.map(Some),
+            stats: async || {
+                looks.send_modify(|looks| *looks += 1);
+                shop.stats(sale).await.map(Some)
+            },
             samples: &samples,
             crowd: self.crowd.into(),
             stock: Some(self.stock.into()),
             quiet: self.json,
             bears: Duration::ZERO,
         };
-        let outcome: Outcome = tokio::select! {
-            outcome = crowd.run() => outcome?,
+        let until_quiet = async {
+            let outcome = crowd.run().await?;
+            let after = once_quiet(crowd.clock(), async || shop.stats(sale).await).await?;
+            // The view's last frame stays. The next look sees the end, and when one more begins it has been shown.
+            let seen = *looks.borrow() + 2;
+            looks.subscribe().wait_for(|looks| *looks >= seen).await?;
+            anyhow::Ok::<(Outcome, Stats)>((outcome, after))
+        };
+        let (outcome, after) = tokio::select! {
+            ended = until_quiet => ended?,
             // The view ends only when it cannot go on.
             failed = view.show() => return Err(failed),
         };
-        let after = once_quiet(crowd.clock(), async || shop.stats(sale).await).await?;
         let audit = shop.audit().await?;
         let evidence = Evidence {
             histories: &outcome.histories,

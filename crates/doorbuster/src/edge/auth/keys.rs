@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::jwk::{
     AlgorithmParameters, CommonParameters, EllipticCurve, Jwk, KeyAlgorithm, KeyOperations, PublicKeyUse,
@@ -48,7 +50,7 @@ impl VerifyingKey {
             return Err(TokenRefusal::Algorithm);
         }
         let data = jsonwebtoken::decode::<Claims>(token, &self.key, &self.validation)
-            .map_err(|error| refusal(error.kind()))?;
+            .map_err(|error| refusal(error.kind()).named(token))?;
         Ok(data.claims)
     }
 
@@ -91,6 +93,25 @@ fn refusal(kind: &ErrorKind) -> TokenRefusal {
         ErrorKind::MissingRequiredClaim(_) | ErrorKind::Json(_) => TokenRefusal::Claim,
         // The library's list is open-ended; whatever it adds is a refusal.
         _ => TokenRefusal::Malformed,
+    }
+}
+
+impl TokenRefusal {
+    /// Says which claim it is, where that can be told. The signature fits by then.
+    fn named(self, token: &str) -> Self {
+        let payload = || {
+            let bytes = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+            serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&bytes).ok()
+        };
+        let Some(claims) = (self == Self::Claim).then(payload).flatten() else { return self };
+        let is_time = |exp: &serde_json::Value| NumericDate::deserialize(exp).is_ok();
+        if !claims.get("exp").is_some_and(is_time) {
+            Self::Expiry
+        } else if !claims.get("sub").is_some_and(serde_json::Value::is_string) {
+            Self::Subject
+        } else {
+            self
+        }
     }
 }
 

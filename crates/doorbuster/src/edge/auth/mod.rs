@@ -28,8 +28,8 @@ use published::PublishedKeys;
 /// The longest token that is looked at, in bytes. Real ones have about one KiB.
 pub const MAX_TOKEN_BYTES: usize = 8 * 1024;
 
-/// Why a token says nothing about who asks. Buyers hear `unauthorized` whatever the reason; the reason is
-/// for logs and metrics.
+/// Why a token says nothing about who asks. The code is `unauthorized` whatever the reason; the sentence is
+/// [`TokenRefusal::told`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {
     #[error("the token is longer than 8 KiB")]
@@ -44,6 +44,10 @@ pub enum TokenRefusal {
     UnknownKey,
     #[error("the signature does not fit")]
     Signature,
+    #[error("the token's `exp` is missing or no time")]
+    Expiry,
+    #[error("the token's `sub` is missing or no text")]
+    Subject,
     #[error("a required claim is missing or has the wrong type")]
     Claim,
     #[error("the token comes from another issuer")]
@@ -56,6 +60,30 @@ pub enum TokenRefusal {
     NotYet,
     #[error("the token's `sub` {0}")]
     Buyer(BuyerIdError),
+}
+
+impl TokenRefusal {
+    /// What the one who sent the token is told. Nothing of it helps to forge one: whatever concerns keys and algorithms
+    /// is one sentence, and claims are looked at only when the signature fits.
+    #[must_use]
+    pub const fn told(self) -> &'static str {
+        match self {
+            Self::TooLong => "The token is longer than 8 KiB.",
+            Self::Malformed => "This is no token (JWT) of the kind that is taken here.",
+            Self::CriticalHeader => "The token's header demands an extension (crit) that is not known here.",
+            Self::Algorithm | Self::UnknownKey | Self::Signature => {
+                "The token's signature does not match: is it signed with the key that this server was given?"
+            }
+            Self::Expiry => "The token's `exp` is needed: seconds since 1970, as a number.",
+            Self::Subject => "The token's `sub` is needed: the buyer's id, as text.",
+            Self::Claim => "A claim of the token is missing, there twice, or of the wrong type.",
+            Self::Issuer => "The token's `iss` is not the issuer that is expected here.",
+            Self::Audience => "The token's `aud` does not name this shop.",
+            Self::Expired => "The token has expired.",
+            Self::NotYet => "The token is not valid yet (nbf).",
+            Self::Buyer(_) => "The token's `sub` must have 1 to 128 bytes and no control characters.",
+        }
+    }
 }
 
 /// The buyer of a good token, and when it ends, the leeway included.

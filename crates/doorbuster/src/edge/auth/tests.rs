@@ -195,13 +195,13 @@ fn assert_refused(auth: &Authenticator, what: &str, token: &str, why: TokenRefus
 
 /// Claims no token may pass with, however well it is signed.
 fn bad_claims() -> Vec<(&'static str, Value, TokenRefusal)> {
-    use TokenRefusal::{Audience, Buyer, Claim, Expired, Issuer, NotYet};
+    use TokenRefusal::{Audience, Buyer, Claim, Expired, Expiry, Issuer, NotYet, Subject};
     vec![
-        ("sub missing", claims_without("sub"), Claim),
-        ("sub null", claims_with("sub", Value::Null), Claim),
-        ("sub a number", claims_with("sub", json!(7)), Claim),
-        ("sub a list", claims_with("sub", json!(["ann"])), Claim),
-        ("sub an object", claims_with("sub", json!({"id": "ann"})), Claim),
+        ("sub missing", claims_without("sub"), Subject),
+        ("sub null", claims_with("sub", Value::Null), Subject),
+        ("sub a number", claims_with("sub", json!(7)), Subject),
+        ("sub a list", claims_with("sub", json!(["ann"])), Subject),
+        ("sub an object", claims_with("sub", json!({"id": "ann"})), Subject),
         ("sub empty", claims_with("sub", json!("")), Buyer(BuyerIdError::Empty)),
         ("sub of 129 bytes", claims_with("sub", json!("a".repeat(129))), Buyer(BuyerIdError::TooLong)),
         (
@@ -217,17 +217,17 @@ fn bad_claims() -> Vec<(&'static str, Value, TokenRefusal)> {
             claims_with("sub", json!("ann\u{9b}")),
             Buyer(BuyerIdError::ControlCharacter),
         ),
-        ("exp missing", claims_without("exp"), Claim),
-        ("exp null", claims_with("exp", Value::Null), Claim),
-        ("exp as text", claims_with("exp", json!((NOW_S + 600).to_string())), Claim),
-        ("exp as a word", claims_with("exp", json!("never")), Claim),
-        ("exp true", claims_with("exp", json!(true)), Claim),
-        ("exp a list", claims_with("exp", json!([NOW_S + 600])), Claim),
-        ("exp an object", claims_with("exp", json!({"at": NOW_S + 600})), Claim),
-        ("exp huge", claims_with("exp", json!(1e300)), Claim),
-        ("exp beyond the year 9999", claims_with("exp", json!(253_402_300_800_i64)), Claim),
-        ("exp in milliseconds of a far year", claims_with("exp", json!(u64::MAX)), Claim),
-        ("exp negative", claims_with("exp", json!(-1)), Claim),
+        ("exp missing", claims_without("exp"), Expiry),
+        ("exp null", claims_with("exp", Value::Null), Expiry),
+        ("exp as text", claims_with("exp", json!((NOW_S + 600).to_string())), Expiry),
+        ("exp as a word", claims_with("exp", json!("never")), Expiry),
+        ("exp true", claims_with("exp", json!(true)), Expiry),
+        ("exp a list", claims_with("exp", json!([NOW_S + 600])), Expiry),
+        ("exp an object", claims_with("exp", json!({"at": NOW_S + 600})), Expiry),
+        ("exp huge", claims_with("exp", json!(1e300)), Expiry),
+        ("exp beyond the year 9999", claims_with("exp", json!(253_402_300_800_i64)), Expiry),
+        ("exp in milliseconds of a far year", claims_with("exp", json!(u64::MAX)), Expiry),
+        ("exp negative", claims_with("exp", json!(-1)), Expiry),
         ("exp zero", claims_with("exp", json!(0)), Expired),
         ("exp past by the leeway", claims_with("exp", json!(NOW_S - 5)), Expired),
         ("exp past by a day", claims_with("exp", json!(NOW_S - 86_400)), Expired),

@@ -26,7 +26,7 @@ use utoipa::ToSchema;
 use super::orders::queued_orders;
 use crate::app::App;
 use crate::edge::auth::Bearer;
-use crate::edge::extract::KnownBuyer;
+use crate::edge::extract::known_buyer;
 use crate::edge::openapi::problems;
 use crate::edge::refusal::{Answer, Refusal};
 use crate::edge::router::{DoNotWait, Place};
@@ -280,8 +280,7 @@ fn event_id(order: &OrderView) -> String {
 // Server-sent events.
 
 async fn open_stream(app: Arc<App>, seat: Option<Seat>, parts: &Parts) -> Answer {
-    let known = parts.extensions.get::<KnownBuyer>().and_then(|known| known.0.clone());
-    let Bearer { buyer, until } = known.ok_or_else(|| Refusal::new(Code::Unauthorized))?;
+    let Bearer { buyer, until } = known_buyer(parts)?;
     let mut seat = seat.ok_or_else(|| Refusal::new(Code::Busy))?;
     let feed = Feed::open(&app, &buyer).await.map_err(|refused| match refused {
         NoFeed::TooMany(TooMany::InAll) => Refusal::new(Code::Busy),
@@ -363,7 +362,7 @@ enum ToBuyer<'a> {
 
 /// What the request itself says about who asks; `None` when it says nothing and the first frame has to.
 fn who_says_so(app: &App, parts: &Parts) -> Option<Result<Bearer, Goodbye>> {
-    if let Some(bearer) = parts.extensions.get::<KnownBuyer>().and_then(|known| known.0.clone()) {
+    if let Ok(bearer) = known_buyer(parts) {
         return Some(Ok(bearer));
     }
     let lines = parts.headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|line| line.to_str().ok());

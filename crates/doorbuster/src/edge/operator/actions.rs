@@ -27,6 +27,7 @@ use crate::ledger::LedgerError;
 )]
 pub async fn publish(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<SaleId>) -> Answer {
     let sale = done(app.act_on_sale(id, SaleAction::Publish).await?)?;
+    note(id, SaleAction::Publish);
     app.copy_images(&sale, Which::All).await.map_err(LedgerError::after_commit)?;
     Ok(json(StatusCode::OK, &operator_sale(&app, &sale)))
 }
@@ -60,7 +61,18 @@ pub async fn end(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<Sa
 
 async fn act(app: &Arc<App>, id: SaleId, action: SaleAction) -> Answer {
     let sale = done(app.act_on_sale(id, action).await?)?;
+    note(id, action);
     Ok(json(StatusCode::OK, &operator_sale(app, &sale)))
+}
+
+/// A line for the operators' diary.
+fn note(id: SaleId, action: SaleAction) {
+    match action {
+        SaleAction::Publish => tracing::info!(sale_id = %id, "sale published"),
+        SaleAction::Pause => tracing::info!(sale_id = %id, "sale paused"),
+        SaleAction::Resume => tracing::info!(sale_id = %id, "sale resumed"),
+        SaleAction::End => tracing::info!(sale_id = %id, "sale ended"),
+    }
 }
 
 /// Lets the gate know the sale's offers again and says what that did; of a sale it knows, nothing.

@@ -51,19 +51,25 @@ const EXPORT_HEADER: [&str; 17] = [
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub struct OrderQuery {
+    /// Orders of this sale.
     #[param(pattern = "^([0-7][0-9a-hjkmnp-tv-zA-HJKMNP-TV-Z]{25})?$")]
     sale: Option<String>,
+    /// Orders of this offer.
     #[param(pattern = "^([0-7][0-9a-hjkmnp-tv-zA-HJKMNP-TV-Z]{25})?$")]
     offer: Option<String>,
+    /// Orders of this buyer: the `sub` of their token, byte by byte.
     #[param(max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
     buyer: Option<String>,
+    /// Orders in this state. What is still `queued` is not in the ledger and not found.
     #[param(pattern = "^(queued|awaiting_payment|paid|closed|refused|refunding|refunded|refund_failed)?$")]
     state: Option<String>,
+    /// The order with this id.
     #[param(pattern = "^([0-7][0-9a-hjkmnp-tv-zA-HJKMNP-TV-Z]{25})?$")]
     order: Option<String>,
     /// 1 to 200, 50 when not given. An export has no limit.
     #[param(value_type = Option<u32>, minimum = 1, maximum = 200, default = 50)]
     limit: Option<String>,
+    /// `next_cursor` of the page before.
     #[param(pattern = "^[0-9]{0,19}$")]
     cursor: Option<String>,
 }

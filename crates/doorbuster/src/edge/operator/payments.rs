@@ -107,6 +107,7 @@ pub async fn refund(
 ) -> Answer {
     match app.refund_order(id, restock).await? {
         RefundAsked::Begun { order, .. } | RefundAsked::Before(order) => {
+            tracing::info!(order_id = %id, restock, "refund asked");
             Ok(json(StatusCode::OK, &operator_order(&order)))
         }
         RefundAsked::NotRefundable(state) => {

@@ -42,7 +42,10 @@ pub async fn change(
         return Err(Refusal::field("change_id", problem));
     }
     match app.change_stock(offer_id, change, change_id).await? {
-        StockAnswer::Done { stock, free } => Ok(json(StatusCode::OK, &StockView { offer_id, stock, free })),
+        StockAnswer::Done { stock, free } => {
+            tracing::info!(%offer_id, change, stock, "stock changed");
+            Ok(json(StatusCode::OK, &StockView { offer_id, stock, free }))
+        }
         StockAnswer::OtherChange => {
             Err(Refusal::detail(Code::KeyReused, "This change_id was used for another change of this offer."))
         }

@@ -64,6 +64,7 @@ pub async fn create(
         let detail = format!("There are {WEBHOOKS_MAX} webhooks already; delete one first.");
         return Err(Refusal::detail(Code::InvalidRequest, detail));
     }
+    tracing::info!(webhook_id = %shown.webhook.id, "webhook added");
     Ok(json(StatusCode::CREATED, &shown))
 }
 
@@ -126,7 +127,11 @@ pub async fn delete(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath
     }
     let ledger = app.ledger.clone();
     let deleted = tell_couriers(&app, async move { ledger.delete_webhook(id).await }).await?;
-    if deleted { Ok(no_content()) } else { Err(Refusal::new(Code::NotFound)) }
+    if !deleted {
+        return Err(Refusal::new(Code::NotFound));
+    }
+    tracing::info!(webhook_id = %id, "webhook removed");
+    Ok(no_content())
 }
 
 /// Gives a webhook a new secret and shows it, once. Every secret goes on signing for a day after it was changed; ten

@@ -11,8 +11,8 @@ use axum::routing::get;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
-use http::{HeaderValue, StatusCode};
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use rules::id::PaymentId;
 use rules::wire::Code;
 use utoipa_axum::router::OpenApiRouter;
@@ -32,16 +32,23 @@ problems! {
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// The page and its policy, which allows these very bytes of style and script and nothing else.
-static PAGE: LazyLock<(Bytes, Option<HeaderValue>)> = LazyLock::new(|| {
-    let page = include_str!("page.html").replace("/*STYLE*/", STYLE).replace("/*SCRIPT*/", SCRIPT);
+static PAGE: LazyLock<Bytes> = LazyLock::new(|| {
+    include_str!("page.html").replace("/*STYLE*/", STYLE).replace("/*SCRIPT*/", SCRIPT).into()
+});
+
+/// For those who come with an old link.
+static UNKNOWN: LazyLock<Bytes> =
+    LazyLock::new(|| include_str!("unknown.html").replace("/*STYLE*/", STYLE).into());
+
+/// Allows these very bytes of style and script and nothing else.
+static POLICY: LazyLock<Option<HeaderValue>> = LazyLock::new(|| {
     let policy = format!(
         "default-src 'none'; style-src '{}'; script-src '{}'; connect-src 'self'; base-uri 'none'; \
          form-action 'none'; frame-ancestors 'none'",
         hash(STYLE),
         hash(SCRIPT)
     );
-    (page.into(), HeaderValue::from_str(&policy).ok())
+    HeaderValue::from_str(&policy).ok()
 });
 
 fn hash(text: &str) -> String {
@@ -100,13 +107,31 @@ pub async fn see(State(app): State<Arc<App>>, IdPath(id): IdPath<PaymentId>) -> 
     Ok(json(StatusCode::OK, &seen))
 }
 
-async fn page(State(app): State<Arc<App>>, IdPath(id): IdPath<PaymentId>) -> Answer {
-    app.see_sandbox_payment(id).await?.ok_or_else(|| Refusal::new(Code::NotFound))?;
-    let (page, policy) = &*PAGE;
-    let headers = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, "no-store")];
-    let mut response: Response = (headers, page.clone()).into_response();
-    if let Some(policy) = policy {
-        response.headers_mut().insert(CONTENT_SECURITY_POLICY, policy.clone());
+/// A person who follows an old link gets a page, a program the problem.
+async fn page(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    payment: Result<IdPath<PaymentId>, Refusal>,
+) -> Answer {
+    let known = match payment {
+        Ok(IdPath(id)) => app.see_sandbox_payment(id).await?.is_some(),
+        Err(_) => false,
+    };
+    match (known, wants_html(&headers)) {
+        (true, _) => Ok(html(StatusCode::OK, &PAGE)),
+        (false, true) => Ok(html(StatusCode::NOT_FOUND, &UNKNOWN)),
+        (false, false) => Err(Refusal::new(Code::NotFound)),
     }
-    Ok(response)
+}
+
+fn wants_html(headers: &HeaderMap) -> bool {
+    let accepts = headers.get_all(ACCEPT).iter().filter_map(|line| line.to_str().ok());
+    accepts.flat_map(|line| line.split(',')).any(|kind| kind.trim().starts_with("text/html"))
+}
+
+fn html(status: StatusCode, page: &Bytes) -> Response {
+    let headers = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, "no-store")];
+    let mut response: Response = (status, headers, page.clone()).into_response();
+    response.headers_mut().extend(POLICY.clone().map(|policy| (CONTENT_SECURITY_POLICY, policy)));
+    response
 }

@@ -5,7 +5,7 @@
   const WORDS = {
     zh: {
       title: "沙箱付款", badge: "沙箱 · 不会真的扣款", colours: "颜色", auto: "自动", light: "浅色", dark: "深色",
-      pay: "付款", fail: "付款失败", late: "晚些付款", twice: "付两次", delay: "“晚些付款”指多少秒之后：",
+      pay: "付款", again: "再付一次", which: "订单 {order}", fail: "付款失败", late: "晚些付款", twice: "付两次", delay: "“晚些付款”指多少秒之后：",
       happened: "发生了什么", nothing: "还没有。", sending: "正在发送…", sent: "已发送，回调答复 {status}。",
       waiting: "{seconds} 秒后发送回调。", lost: "没有答复，请再试。", left: "还剩 {time}", over: "付款时间已过",
       gone: "这里没有这笔付款。", delivery: "回调 {n}/{of}：{outcome}，答复 {status}",
@@ -17,7 +17,7 @@
     },
     en: {
       title: "Sandbox payment", badge: "Sandbox · no money moves", colours: "Colours", auto: "Auto", light: "Light",
-      dark: "Dark", pay: "Pay", fail: "Fail", late: "Pay late", twice: "Pay twice",
+      dark: "Dark", pay: "Pay", again: "Pay again", which: "Order {order}", fail: "Fail", late: "Pay late", twice: "Pay twice",
       delay: "Pay late means so many seconds from now:", happened: "What happened", nothing: "Nothing yet.",
       sending: "Sending…", sent: "Sent; the callback answered {status}.", waiting: "The callback leaves in {seconds} s.",
       lost: "No answer. Please try again.", left: "{time} left to pay", over: "The time to pay is over",
@@ -66,6 +66,9 @@
 
   function show(payment) {
     of("amount").textContent = money(payment.amount);
+    if (payment.order_id) of("which").textContent = fill(words.which, { order: payment.order_id });
+    // What was taken before is taken again: a second capture, which goes back by itself.
+    of("pay").textContent = payment.captures.length > 0 ? words.again : words.pay;
     const order = of("order");
     order.textContent = words.orders[payment.order_state] || payment.order_state || "";
     order.className = "state" + (payment.order_state === "paid" ? " good" : payment.order_state === "refund_failed" ? " bad" : "");
