@@ -245,7 +245,7 @@ mod heavy {
         println!("it is full");
         server.take_nothing().unwrap();
         buy_and_cancel(&app, &sale, 35..40).await;
-        crate::operator_sales::eventually("the webhook does not notice", async || {
+        crate::app::eventually("the webhook does not notice", async || {
             webhook.count("order.closed") == 40
         })
         .await;
@@ -334,7 +334,7 @@ mod heavy {
         std::fs::write(&ca_file, certificate).unwrap();
         let ca_file = format!("broker.ca_file={}", ca_file.display());
         let app = TestApp::on(folder, clock.clone(), &[INSIDE, KEEP, RETRY, &url, &ca_file]).await;
-        crate::operator_sales::eventually("it is connected", async || look(&app).await["connected"] == true)
+        crate::app::eventually("it is connected", async || look(&app).await["connected"] == true)
             .await;
         assert_eq!(look(&app).await["last_problem"], Value::Null);
         app.stop().await

@@ -6,8 +6,7 @@ use doorbuster::edge::limits::Class;
 use doorbuster::outbox::endpoint::wants;
 use serde_json::{Value, json};
 
-use crate::app::{ADMIN_KEY, TestApp, draft_between, with_manual_clock};
-use crate::operator_sales::eventually;
+use crate::app::{ADMIN_KEY, TestApp, draft_between, eventually, with_manual_clock};
 
 async fn read(app: &TestApp, query: &str) -> (Vec<Value>, String) {
     let page = app.operate("GET", &format!("/admin/v1/events?{query}"), None, 200).await;

@@ -154,7 +154,7 @@ async fn streams_of_operators_have_places_of_their_own() {
     let pause = format!("/admin/v1/sales/{}/pause", sale.id);
     app.operate("POST", &pause, None, 200).await;
     drop(first);
-    crate::operator_sales::eventually("the place is free again", async || {
+    crate::app::eventually("the place is free again", async || {
         let again = app.client.get(app.url(&path)).bearer_auth(ADMIN_KEY).send().await.unwrap();
         again.status() == 200
     })

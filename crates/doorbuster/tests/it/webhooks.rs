@@ -20,8 +20,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::app::{TestApp, TestSale, assert_code, draft, draft_between, with_manual_clock};
-use crate::operator_sales::eventually;
+use crate::app::{TestApp, TestSale, assert_code, draft, draft_between, eventually, with_manual_clock};
 use crate::receiver::{Books, Outcome};
 
 pub const INSIDE: &str = "webhooks.private_addresses=true";

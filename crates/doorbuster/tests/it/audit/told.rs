@@ -8,8 +8,7 @@ use serde_json::{Value, json};
 use testkit::process::{Program, Stream};
 
 use super::{audit, text};
-use crate::app::{ADMIN_KEY, TestApp, assert_code, draft_between, with_manual_clock};
-use crate::operator_sales::eventually;
+use crate::app::{ADMIN_KEY, TestApp, assert_code, draft_between, eventually, with_manual_clock};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -13,9 +13,8 @@ mod heavy {
     use rand::rngs::StdRng;
     use serde_json::{Value, json};
 
-    use crate::app::{TestApp, TestBuyer, TestSale, draft};
+    use crate::app::{TestApp, TestBuyer, TestSale, draft, eventually};
     use crate::money::{PRICE, SANDBOX, act, payment, units};
-    use crate::operator_sales::eventually;
     use crate::torture::Torture;
 
     /// Units, and how many people are in the shop at a time.
