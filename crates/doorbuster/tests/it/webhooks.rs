@@ -814,6 +814,23 @@ async fn an_address_that_was_mended_is_tried_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_still_under_way_to_the_old_address_says_nothing_about_the_new_one() {
+    let (app, _clock) = with_manual_clock(&[INSIDE, KEEP, "webhooks.timeout_s=3"]).await;
+    let (silent, mended) = (Receiver::open(|_| Reply::Silence).await, Receiver::willing().await);
+    let wanted = json!({"url": silent.url(), "types": ["order.*"], "disabled": true});
+    let hook = app.operate("POST", "/admin/v1/webhooks", Some(&wanted), 201).await;
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..8).await;
+    app.operate("PATCH", &path(&hook), Some(&json!({"disabled": false})), 200).await;
+    eventually("all are under way", async || silent.asked().len() == 8).await;
+    app.operate("PATCH", &path(&hook), Some(&json!({"url": mended.url()})), 200).await;
+    eventually("all have failed", async || app.app.metrics.deliveries.get(Delivery::Failed) == 8).await;
+    // The clock stands still: a rest would never end.
+    buy_and_cancel(&app, &sale, 8..10).await;
+    eventually("new ones arrive", async || mended.count("order.closed") == 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_burst_is_delivered_many_at_once_and_no_more_than_allowed() {
     let app = TestApp::with(&[INSIDE, "webhooks.in_flight=4"]).await;
     let receiver = Receiver::willing().await;
