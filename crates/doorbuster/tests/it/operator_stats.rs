@@ -117,7 +117,7 @@ async fn a_stream_tells_the_numbers_as_they_change_and_ends_with_the_server() {
     let ann = app.buyer("ann");
     ann.buy_with(sale.offer(), &ann.mint(sale.offer()), 2, 202).await;
     let mut free = Value::Null;
-    for _ in 0..5 {
+    for _ in 0..60 {
         free = next().await.unwrap()["offers"][0]["free"].clone();
         if free == 3 {
             break;
