@@ -643,7 +643,7 @@ mod tests {
 
     fn settings(shop: &FakeShop, buyers: u32) -> CrowdSettings {
         let tokens = Tokens::signed(SECRET);
-        let (settle, wanted) = (Duration::from_millis(200), Wanted::First);
+        let (settle, wanted) = (Duration::from_secs(1), Wanted::First);
         let (mix, connections) = (vec![human()], 8);
         let plain = CrowdSettings::new(shop.addr(), shop.sale(), tokens, buyers);
         CrowdSettings { mix, settle, wanted, connections, ..plain }
@@ -736,17 +736,18 @@ mod tests {
 
     #[tokio::test]
     async fn who_must_sign_up_comes_before_the_opening_however_late_the_try_is_due() {
-        let ms = Duration::from_millis;
+        let (opens_in, within) = (Duration::from_secs(2), Duration::from_secs(4));
         let manners = Manners {
             registration: RegistrationKind::Required,
             registers_before: true,
-            opens_in: ms(1_000),
+            opens_in,
             ..Manners::default()
         };
         let shop = FakeShop::open(manners);
         let mut settings = settings(&shop, 20);
-        (settings.opens_in, settings.signs_up) = (ms(1_000), true);
-        settings.arrival = Arrival { within: ms(500), pages_ahead: ms(1_000), ..settings.arrival };
+        (settings.opens_in, settings.signs_up) = (opens_in, true);
+        // So early that all of the time until the opening is for signing up, and without it too late for some.
+        settings.arrival = Arrival { within, pages_ahead: Duration::from_secs(10), ..settings.arrival };
         let outcome = run(settings).await;
         assert_eq!(told(&outcome, |what| *what == What::Registered), 20);
         assert_eq!((winners(&outcome), refusals(&outcome, Code::SoldOut)), (10, 10));
@@ -872,12 +873,12 @@ mod tests {
 
     #[tokio::test]
     async fn bots_fire_early_often_and_in_parallel_and_get_one_order() {
-        let shop = FakeShop::open(Manners { opens_in: Duration::from_millis(300), ..Manners::default() });
+        let shop = FakeShop::open(Manners { opens_in: Duration::from_secs(2), ..Manners::default() });
         let bot = Kind {
             fires: crate::scenario::Fires::Opening,
-            early: Duration::from_millis(100),
+            early: Duration::from_secs(1),
             volleys: 5,
-            every: Duration::from_millis(60),
+            every: Duration::from_millis(400),
             parallel: 4,
             passes: 2,
             jitter: Duration::ZERO,

@@ -298,7 +298,7 @@ mod tests {
     use super::*;
     use crate::crowd::{Crowd, CrowdSettings, Tokens};
 
-    const BEARS: Duration = Duration::from_millis(5);
+    const BEARS: Duration = Duration::from_millis(300);
 
     fn view<S: AsyncFn() -> anyhow::Result<Option<Stats>>>(samples: &Samples, stats: S) -> View<'_, S> {
         let nowhere = CrowdSettings::new(([127, 0, 0, 1], 1).into(), SaleId(1), Tokens::Demo, 1);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::app::{TestApp, assert_code, draft};
+use crate::app::{TestApp, assert_code, draft, eventually};
 
 fn id(order: &Value) -> String {
     order["id"].as_str().unwrap().to_owned()
@@ -121,6 +121,7 @@ async fn a_cancelled_unit_is_for_the_next_buyer_at_once() {
     let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
     let order = id(&ann.buy(sale.offer(), 1, 202).await);
     assert_code(&bob.buy(sale.offer(), 1, 409).await, "sold_out");
+    app.settled().await;
     let path = format!("/api/v1/orders/{order}/cancel");
     let closed = ann.call("POST", &path, None, 200).await;
     assert_eq!((&closed["state"], &closed["reason"]), (&json!("closed"), &json!("cancelled")));
@@ -179,17 +180,8 @@ async fn a_server_that_goes_away_answers_its_long_polls() {
     let url = app.url(&format!("/api/v1/orders/{}?wait=30&after=2", id(&order)));
     let request = app.client.get(url).bearer_auth(&ann.token);
     let poll = tokio::spawn(async move { request.send().await.unwrap().json::<Value>().await.unwrap() });
-    eventually(|| app.app.in_flight.used(doorbuster::edge::limits::Class::Waiter) == 1).await;
+    let waiting = || app.app.in_flight.used(doorbuster::edge::limits::Class::Waiter);
+    eventually("the poll waits", async || waiting() == 1).await;
     app.stop().await;
     assert_eq!(poll.await.unwrap(), order);
-}
-
-async fn eventually(condition: impl Fn() -> bool) {
-    for _ in 0..2_000 {
-        if condition() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("not within 10 s");
 }

@@ -426,8 +426,10 @@ fn events_are_not_asked_for_without_a_pause_where_the_server_does_not_wait() {
     tail.terminate().unwrap();
     end(&tail).expect(0);
     let asked = asked.lock();
-    for pair in asked[1..4].windows(2) {
-        assert!(pair[1] - pair[0] >= Duration::from_millis(900), "{:?}", pair[1] - pair[0]);
+    // Counted from the answer to the first: how late a slow server saw a question says nothing about its asker.
+    for (pauses, question) in [(1, asked[2]), (2, asked[3])] {
+        let after = question - asked[0];
+        assert!(after >= Duration::from_millis(900) * pauses, "{after:?}");
     }
 }
 
@@ -511,8 +513,8 @@ fn webhooks_are_made_tested_mended_and_removed() {
     let since = shop.run_json(&["webhooks", "replay", id, "--since", "2020-01-01T00:00:00Z"]);
     assert!(since["events"].is_u64(), "{since}");
 
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let dead = shop.run_json(&["webhooks", "add", &format!("http://{nobody}/")]);
+    // No port that was free a moment ago: somebody else may be given it.
+    let dead = shop.run_json(&["webhooks", "add", "http://127.0.0.1:1/"]);
     let failed = shop.run(&["webhooks", "test", dead["id"].as_str().unwrap()]).expect(1);
     assert!(failed.out.contains("It did not take") && failed.out.contains("log"), "{}", failed.out);
     assert!(shop.run(&["webhooks", "remove", id]).expect(0).out.contains("is removed"));

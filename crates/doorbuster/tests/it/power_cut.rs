@@ -22,13 +22,16 @@ mod heavy {
     use testkit::disk::{Disk, Fault, Kind, OperationKind, PowerCut};
     use tokio_util::sync::CancellationToken;
 
-    use crate::app::{draft, settings};
+    use crate::app::{PATIENCE, draft, settings};
     use crate::torture::{Torture, keep_disk};
 
     const STOCK: u32 = 30;
 
     /// However the disk breaks, everybody hears something. Generous: the machine may do other work for a while.
     const ANSWERED_WITHIN: Duration = Duration::from_secs(90);
+
+    /// Whoever records nothing for so long is taken to have met a disk that has failed.
+    const FAILED: Duration = Duration::from_millis(400);
 
     struct Engine {
         app: Arc<App>,
@@ -69,15 +72,19 @@ mod heavy {
             self.app.gate.claim(&offer, &attempt, now).await
         }
 
-        /// Waits until the clerk has recorded everything, or the disk has failed.
-        async fn settle(&self) -> bool {
-            for _ in 0..400 {
+        /// Waits until the clerk has recorded everything, or has not for so long.
+        async fn settle(&self, patience: Duration) -> bool {
+            let begun = std::time::Instant::now();
+            loop {
+                let late = begun.elapsed() >= patience;
                 if self.app.gate.memory.room().taken() == 0 {
                     return true;
                 }
+                if late {
+                    return false;
+                }
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            false
         }
     }
 
@@ -181,12 +188,12 @@ mod heavy {
         }
     }
 
-    async fn work(engine: &Engine, steps: &[Step], what: &str) -> History {
+    async fn work(engine: &Engine, steps: &[Step], patience: Duration, what: &str) -> History {
         let mut history = History::default();
         for step in steps {
             let taken = tokio::time::timeout(ANSWERED_WITHIN, take(engine, step, &mut history)).await;
             assert!(taken.is_ok(), "{what}: {step:?} is never answered; before it {history:?}");
-            if !engine.settle().await {
+            if !engine.settle(patience).await {
                 break;
             }
         }
@@ -229,7 +236,7 @@ mod heavy {
         let _evidence = keep_disk(disk);
         let engine =
             Engine::open(disk).await.unwrap_or_else(|error| panic!("{what}: does not open: {error:#}"));
-        assert!(engine.settle().await, "{what}: the journal does not drain");
+        assert!(engine.settle(PATIENCE).await, "{what}: the journal does not drain");
         for (number, told) in &history.claims {
             let order = engine.app.ledger.order(order(*number)).await.unwrap();
             match told {
@@ -258,7 +265,7 @@ mod heavy {
             assert_eq!(told(&claimed), Told::Queued, "{what}: {claimed:?}");
         }
         assert!(matches!(engine.claim(5_000).await, Claimed::Answer(Verdict::SoldOut)), "{what}");
-        assert!(engine.settle().await, "{what}");
+        assert!(engine.settle(PATIENCE).await, "{what}");
         assert_eq!(
             engine.app.metrics.ledger_refusals.get(),
             0,
@@ -283,7 +290,7 @@ mod heavy {
         let disk = prepared(false).await;
         let before = disk.operations();
         let engine = Engine::open(&disk).await.unwrap();
-        let history = work(&engine, steps, "nothing fails").await;
+        let history = work(&engine, steps, PATIENCE, "nothing fails").await;
         assert!(history.claims.values().all(|told| *told == Told::Queued), "{history:?}");
         let changes = history.cancels.values().chain(history.changes.iter().map(|(_, made)| made));
         assert!(changes.into_iter().all(|made| *made == Made::Yes), "{history:?}");
@@ -299,7 +306,7 @@ mod heavy {
         disk.plan(Fault::at(n, kind));
         let mut history = History::default();
         if let Ok(engine) = Engine::open(&disk).await {
-            history = work(&engine, steps, what).await;
+            history = work(&engine, steps, FAILED, what).await;
             let closing = tokio::time::timeout(ANSWERED_WITHIN, engine.close(Duration::from_millis(20)));
             closing.await.unwrap_or_else(|_| panic!("{what}: does not end"));
         }
@@ -373,7 +380,7 @@ mod heavy {
         assert_eq!(engine.app.gate.memory.offer(OfferId(2)).unwrap().free(), STOCK);
         disk.free_space();
         assert_eq!(told(&engine.claim(0).await), Told::Queued);
-        assert!(engine.settle().await);
+        assert!(engine.settle(PATIENCE).await);
         engine.close(Duration::from_secs(5)).await;
         assert!(disk.fired());
         check(&disk, &History::of([(0, Told::Queued)]), "after a full disk").await;
@@ -385,14 +392,10 @@ mod heavy {
         let engine = Engine::open(&disk).await.unwrap();
         disk.plan(Fault::at(1, Kind::Enospc).on(OperationKind::Write).of_file("doorbuster.db-wal"));
         assert_eq!(told(&engine.claim(0).await), Told::Queued);
-        testkit::eventually(Duration::from_secs(5), || disk.fired());
+        testkit::eventually(PATIENCE, || disk.fired());
         assert_eq!(engine.app.gate.memory.room().taken(), 1);
         disk.free_space();
-        for _ in 0..500 {
-            if engine.settle().await {
-                break;
-            }
-        }
+        assert!(engine.settle(PATIENCE).await);
         assert!(engine.app.ledger.order(order(0)).await.unwrap().is_some());
         engine.close(Duration::from_secs(5)).await;
     }

@@ -62,8 +62,10 @@ mod heavy {
     async fn every_shipped_scenario_finds_the_shop_clean() {
         let app = TestApp::with(&["payment.sandbox=true"]).await;
         for shipped in stampede::scenario::SHIPPED {
-            let mut draft = draft_between(2, 3_600, 20);
-            draft["registration"] = if shipped.name == "registration" { "required" } else { "none" }.into();
+            // Nobody can sign up any more when it is open.
+            let signs_up = shipped.name == "registration";
+            let mut draft = draft_between(if signs_up { 6 } else { 2 }, 3_600, 20);
+            draft["registration"] = if signs_up { "required" } else { "none" }.into();
             let sale = app.publish(draft).await;
             let crowd = Stampede::of(&app);
             let (report, history) = (crowd.file("night.html"), crowd.file("night.jsonl"));
@@ -120,7 +122,8 @@ mod heavy {
         let app = TestApp::start().await;
         let sale = app.publish(draft_between(3_600, 7_200, 30)).await;
         let crowd = Stampede::of(&app);
-        let more = ["--buyers", "200", "--within", "1s", "--open-in", "3s"];
+        // Time enough for everybody's pass: it does not hold where passes come late.
+        let more = ["--buyers", "200", "--within", "1s", "--open-in", "8s"];
         let code = crowd.ask("rehearse", &sale, &more).await;
         let night = crowd.json();
         assert_exit(code, CLEAN, &night["rehearsal"]);
@@ -193,7 +196,7 @@ mod heavy {
         draft["challenge"] = "picture".into();
         let sale = app.publish(draft).await;
         let crowd = Stampede::of(&app);
-        let more = ["--buyers", "20", "--within", "500ms", "--open-in", "2s"];
+        let more = ["--buyers", "20", "--within", "500ms", "--open-in", "8s"];
         // A scenario that is not there leaves no copy behind.
         let code = crowd.ask("rehearse", &sale, &[&more[..], &["--scenario", "none such"]].concat()).await;
         assert_exit(code, ExitCode::FAILURE, &"no such scenario");

@@ -15,8 +15,7 @@ use secrecy::SecretString;
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use crate::app::{AUTH_SECRET, draft};
-use crate::operator_sales::eventually;
+use crate::app::{AUTH_SECRET, draft, eventually};
 use crate::served::Server;
 use crate::webhooks::INSIDE;
 

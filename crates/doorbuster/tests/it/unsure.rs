@@ -43,7 +43,7 @@ async fn a_failed_sync(kind: Kind, power_cut: bool) {
     let app = TestApp::on_disk(folder, &disk).await;
     for (name, pass) in [("ann", &anns_pass), ("bob", &bobs_pass)] {
         let url = app.url(&format!("/api/v1/offers/{}/orders", sale.offer()));
-        let request = app.client.post(url).header("prefer", "wait=10");
+        let request = app.client.post(url).header("prefer", "wait=20");
         let (status, _, order) = app.send(request.json(&json!({"pass": pass, "quantity": 1}))).await;
         assert!(matches!(status, 200 | 201), "{name}: {status} {order}");
         assert_eq!(order["state"], "awaiting_payment", "{name}");

@@ -660,11 +660,13 @@ async fn judged(manners: Manners) -> Vec<Finding> {
     let human = Kind { double_click: 0.3, hang_up: 0.2, jitter, ..Kind::default() };
     let payer = Kind { pay: 0.5, cancel: 0.5, decide_within: jitter, ..Kind::default() };
     let two_tabs = Kind { passes: 2, parallel: 2, ..Kind::default() };
+    // Somebody who waits for what never comes is not kept for long.
+    let patience = Duration::from_secs(if manners.queued_looks == u32::MAX { 2 } else { 30 });
     let settings = CrowdSettings {
         mix: vec![human, payer, two_tabs],
         connections: 16,
-        settle: Duration::from_millis(200),
-        patience: Duration::from_secs(2),
+        settle: Duration::from_secs(1),
+        patience,
         ..CrowdSettings::new(shop.addr(), shop.sale(), tokens, 60)
     };
     let outcome = Crowd::new(settings).unwrap().run().await.unwrap();

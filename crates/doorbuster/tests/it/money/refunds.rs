@@ -180,7 +180,8 @@ async fn a_refund_that_keeps_failing_is_an_alarm_and_the_operator_tries_again() 
     }
     let ann = app.buyer("ann");
     becomes(&ann, &id, "refund_failed").await;
-    assert_eq!(app.app.metrics.money.get(MoneyOutcome::RefundFailed), 1);
+    // Counted once it is recorded.
+    eventually("it is counted", async || app.app.metrics.money.get(MoneyOutcome::RefundFailed) == 1).await;
     assert_eq!(units(&app, &sale).await, [1, 0, 0, 1], "the order keeps its unit");
     let failed = app.operate("GET", "/admin/v1/payments?state=refund_failed", None, 200).await;
     let failed = &failed["items"][0];
