@@ -38,9 +38,6 @@ use crate::telemetry::metrics::{PushOutcome, Shed};
 /// How long a socket may be open before it says who it is.
 const AUTH_WITHIN: Duration = Duration::from_secs(5);
 
-/// How often a socket is asked whether anybody is there, and a stream told that we are.
-const PING_EVERY: Duration = Duration::from_secs(20);
-
 /// How long one message may take to be read.
 const SEND_WITHIN: Duration = Duration::from_secs(10);
 
@@ -228,7 +225,7 @@ impl Feed {
             app.metrics.shed.inc(Shed::Sockets);
             NoFeed::TooMany(too_many)
         })?;
-        let mut snapshot = queued_orders(app, buyer).await.map_err(NoFeed::Ledger)?;
+        let mut snapshot = queued_orders(app, buyer, None).await.map_err(NoFeed::Ledger)?;
         let recorded = app.ledger.live_orders_of(buyer.clone(), SNAPSHOT_ORDERS_MAX).await;
         for order in recorded.map_err(NoFeed::Ledger)? {
             snapshot.retain(|queued| queued.id != order.id);
@@ -270,6 +267,7 @@ async fn open_stream(app: Arc<App>, seat: Option<Seat>, parts: &Parts) -> Answer
     })?;
     seat.is_in();
     let life = Duration::from_secs(app.settings.limits.stream_life_s.into()).min(left(&app, until));
+    let ping_every = ping_every(&app);
     let events = stream::unfold((app, seat, feed), |(app, seat, mut feed)| async move {
         let next = app.shutdown.run_until_cancelled(feed.next()).await?;
         let Some(order) = next else {
@@ -280,9 +278,14 @@ async fn open_stream(app: Arc<App>, seat: Option<Seat>, parts: &Parts) -> Answer
         Some((Ok::<_, Infallible>(order_event(&order)), (app, seat, feed)))
     });
     let events = events.take_until(tokio::time::sleep(life));
-    let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(PING_EVERY)).into_response();
+    let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(ping_every)).into_response();
     response.headers_mut().extend([UNBUFFERED]);
     Ok(response)
+}
+
+/// How often a socket is asked whether anybody is there, and a stream told that we are.
+fn ping_every(app: &App) -> Duration {
+    Duration::from_secs(app.settings.limits.ping_s.into())
 }
 
 /// How long a token is still good.
@@ -401,7 +404,9 @@ impl Talk {
         })?;
         seat.is_in();
         self.send(&ToBuyer::Ready).await?;
-        let mut pings = tokio::time::interval(PING_EVERY);
+        let mut pings = tokio::time::interval(ping_every(&self.app));
+        // After a stall of this machine everybody has the whole time again to answer.
+        pings.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         pings.tick().await;
         let expiry = tokio::time::sleep(left(&self.app, until));
         tokio::pin!(expiry);
