@@ -543,9 +543,8 @@ impl App {
     pub async fn register(self: &Arc<Self>, sale: SaleId, buyer: &BuyerId) -> LedgerResult<RegisterAnswer> {
         let Some(card) = self.catalogue.sale(sale) else { return Ok(RegisterAnswer::NotFound) };
         let now = self.clock.now();
-        let registered = self.is_registered(sale, buyer).await?;
-        let asks_for_it = card.sale.registration == RegistrationKind::Required;
-        if !(registered && asks_for_it || card.sale.registration_open(now)) {
+        let registered = self.is_registered(&card, buyer).await?;
+        if !(registered || card.sale.registration_open(now)) {
             return Ok(RegisterAnswer::Closed);
         }
         if !registered && self.roster.all_registrations() >= self.settings.limits.registrations {
@@ -564,7 +563,7 @@ impl App {
     pub async fn unregister(self: &Arc<Self>, sale: SaleId, buyer: &BuyerId) -> LedgerResult<RegisterAnswer> {
         let Some(card) = self.catalogue.sale(sale) else { return Ok(RegisterAnswer::NotFound) };
         let now = self.clock.now();
-        if !self.is_registered(sale, buyer).await? {
+        if !self.is_registered(&card, buyer).await? {
             return Ok(RegisterAnswer::NotFound);
         }
         if !card.sale.registration_open(now) {
@@ -579,11 +578,15 @@ impl App {
         .await
     }
 
-    /// Whether a buyer signed up for a sale: from memory, or from the ledger when the sale is over.
-    async fn is_registered(&self, sale: SaleId, buyer: &BuyerId) -> LedgerResult<bool> {
-        match self.roster.is_registered(sale, buyer.as_str()) {
-            Some(registered) => Ok(registered),
-            None => Ok(self.ledger.registration(sale, buyer.clone()).await?.is_some()),
+    /// Whether a buyer signed up for a sale that asks for it: from memory, or from the ledger when the sale is over.
+    async fn is_registered(&self, card: &SaleCard, buyer: &BuyerId) -> LedgerResult<bool> {
+        let sale = card.sale.id;
+        match (card.sale.registration, self.roster.is_registered(sale, buyer.as_str())) {
+            (RegistrationKind::None, _) => Ok(false),
+            (RegistrationKind::Required, Some(registered)) => Ok(registered),
+            (RegistrationKind::Required, None) => {
+                Ok(self.ledger.registration(sale, buyer.clone()).await?.is_some())
+            }
         }
     }
 
