@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::app::{
     TestApp, TestSale, assert_code, draft, draft_between, refused_as_too_fast, with_manual_clock,
 };
+use crate::buyer_orders::second_hand;
 
 fn path(sale: &TestSale) -> String {
     format!("/api/v1/offers/{}/orders", sale.offer())
@@ -156,6 +157,28 @@ async fn a_client_that_prefers_to_wait_gets_the_recorded_order() {
     assert_eq!(headers["location"], location);
     let seen = app.buyer("ann").call("GET", &location, None, 200).await;
     assert_eq!(seen, order);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_whose_wait_is_over_is_told_queued() {
+    let app = TestApp::start().await;
+    let sale = app.publish(draft(9)).await;
+    let hand = second_hand(&app);
+    hand.execute_batch("begin immediate").unwrap();
+    let body = json!({"pass": app.buyer("ann").mint(sale.offer()), "quantity": 1});
+    let request = || app.client.post(app.url(&path(&sale))).header("prefer", "wait=1").json(&body);
+    for what in ["the first try", "a repeat"] {
+        let before = std::time::Instant::now();
+        let (status, headers, order) = app.send(request()).await;
+        assert_eq!((status, &order["state"]), (202, &json!("queued")), "{what}: {order}");
+        assert!(before.elapsed() >= Duration::from_secs(1), "the seconds are waited for");
+        let location = format!("/api/v1/orders/{}?offer={}", text(&order["id"]), sale.offer());
+        assert_eq!(headers["location"], location);
+    }
+    hand.execute_batch("rollback").unwrap();
+    app.settled().await;
+    let (status, _, order) = app.send(request()).await;
+    assert_eq!((status, &order["state"]), (201, &json!("awaiting_payment")));
 }
 
 #[tokio::test(flavor = "multi_thread")]

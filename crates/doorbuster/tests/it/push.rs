@@ -159,6 +159,25 @@ async fn there_are_only_so_many_sockets_per_buyer_and_in_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_socket_is_pinged_and_who_stays_silent_is_let_go() {
+    let app = TestApp::with(&["limits.ping_s=3"]).await;
+    let mut lively = Socket::of(&app.buyer("ann")).await;
+    // Never read, so no ping is ever answered.
+    let _silent = Socket::of(&app.buyer("bob")).await;
+    let mut pings = 0;
+    // Reading answers pings. After three of them the silent one has let two go by.
+    while pings < 3 || app.app.metrics.sockets_open.get() != 1 {
+        let frame = tokio::time::timeout(SOON, lively.0.next()).await.expect("no ping came");
+        assert!(matches!(frame, Some(Ok(Message::Ping(_)))), "{frame:?}");
+        pings += 1;
+        assert!(pings < 20, "the silent one is still there");
+    }
+    let sale = app.open_sale(1).await;
+    app.buyer("ann").buy(sale.offer(), 1, 202).await;
+    assert_eq!(lively.hear().await["type"], "order", "who answers stays");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn sockets_are_not_among_those_who_wait() {
     let app = TestApp::with(&["limits.waiters=0"]).await;
     let _socket = Socket::of(&app.buyer("ann")).await;
