@@ -166,6 +166,11 @@ impl FakeShop {
         self.shop.books().orders.len()
     }
 
+    /// Requests that have come so far.
+    pub fn requests(&self) -> u32 {
+        self.shop.requests.load(Ordering::Relaxed)
+    }
+
     /// The most challenges that were given and not yet used, at one moment.
     pub fn challenges_open_max(&self) -> u32 {
         self.shop.books().challenges_open_max

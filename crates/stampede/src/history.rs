@@ -203,6 +203,9 @@ pub(crate) const NO_ORDER: &str = "no order: ";
 /// How a person says that the crowd could not go on, which is not the shop's doing.
 pub(crate) const OUR_OWN: &str = "the crowd itself: ";
 
+/// How somebody says it who was sent home, with everybody, before the end.
+pub(crate) const BROKEN_OFF: &str = "the crowd itself: broken off";
+
 /// Whether who gave up had been told something clear: "no pass: blocked" is an answer, "no pass in time" is none.
 pub(crate) fn is_an_answer(why: &str) -> bool {
     why.starts_with(NO_PASS) || why.starts_with(NO_ORDER)

@@ -19,7 +19,9 @@ use crate::blast::thread_cpu;
 use crate::clock::micros;
 use crate::connection::{CallError, Request};
 use crate::crowd::{Heard, Reply, Scene, Tokens, count};
-use crate::history::{Call, History, NO_ORDER, NO_PASS, OUR_OWN, Seen, Told, What, is_shedding, is_unsure};
+use crate::history::{
+    BROKEN_OFF, Call, History, NO_ORDER, NO_PASS, OUR_OWN, Seen, Told, What, is_shedding, is_unsure,
+};
 use crate::push;
 use crate::scenario::{Ending, Fires, Follow, Kind, Loop, Register, Wanted, pick};
 
@@ -259,7 +261,7 @@ impl Person {
                 self.note_at(now, now, What::Broken { call, pass: Some(pass), why });
             }
         }
-        GaveUp(format!("{OUR_OWN}broken off"))
+        GaveUp(BROKEN_OFF.to_owned())
     }
 
     async fn log_in(&mut self) -> Result<(), GaveUp> {
@@ -879,5 +881,30 @@ mod tests {
         let mut person = Person::new(crowd.scene(), 0);
         let bytes = size_of_val(&person.shop());
         assert!(bytes <= 2_048, "a hundred thousand people of {bytes} bytes");
+    }
+
+    #[tokio::test]
+    async fn a_pass_is_late_only_as_far_as_the_shop_was_slow_with_it() {
+        let shop = FakeShop::open(Manners::default());
+        let mut settings = CrowdSettings::new(shop.addr(), shop.sale(), Tokens::Demo, 1);
+        let moment = Duration::from_secs(20);
+        settings.arrival.pages_ahead = moment;
+        let crowd = Crowd::new(settings).unwrap();
+        let mut person = Person::new(crowd.scene(), 0);
+        let late_passes = || crowd.progress().snapshot().late_passes;
+        let now = person.scene.clock.instant();
+        // All of it was this machine's: the try is late by as much.
+        person.solving = 3 * moment;
+        let due = now - moment;
+        assert_eq!((person.not_before_the_pass(due), late_passes()), (due, 0));
+        // Half of it was the shop's.
+        person.solving = moment;
+        let due = now - 2 * moment;
+        let tries_at = person.not_before_the_pass(due);
+        assert!(tries_at > due && tries_at <= person.scene.clock.instant() - moment);
+        assert_eq!(late_passes(), 1);
+        person.solving = Duration::ZERO;
+        assert!(person.not_before_the_pass(due) >= now);
+        assert_eq!(late_passes(), 2);
     }
 }

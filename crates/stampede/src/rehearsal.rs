@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::clock::micros;
 use crate::crowd::{IN_TIME_PERCENT_MIN, Snapshot};
-use crate::history::{Call, Told, What, is_an_answer, is_our_own, was_shed};
+use crate::history::{BROKEN_OFF, Call, Told, What, is_an_answer, is_our_own, was_shed};
 use crate::record::{Part, Record};
 use crate::words::{many, span, span_us, thousands};
 
@@ -183,7 +183,7 @@ impl Load {
                     load.timeouts += u64::from(slow);
                     load.broken += u64::from(!slow);
                 }
-                What::GaveUp { why } => *load.went_home(why) += 1,
+                What::GaveUp { why } => load.went_home(why),
                 _ => {}
             }
         }
@@ -192,14 +192,16 @@ impl Load {
         load
     }
 
-    /// Where a buyer counts who went home.
-    fn went_home(&mut self, why: &str) -> &mut u64 {
-        match why {
+    fn went_home(&mut self, why: &str) {
+        let buyers = match why {
+            // That the night was broken off is said once, for all.
+            BROKEN_OFF => return,
             _ if was_shed(why) => &mut self.shed,
             _ if is_an_answer(why) => &mut self.turned_away,
             _ if is_our_own(why) => &mut self.stranded,
             _ => &mut self.gave_up,
-        }
+        };
+        *buyers += 1;
     }
 
     /// Whether so many of the tries that were to be made are too few to speak of the load that was wanted. Those that
@@ -212,13 +214,14 @@ impl Load {
     /// Why the wanted load was not offered, where that is not the server's doing.
     fn doubt(&self) -> Option<Doubt> {
         let Snapshot { tries, awake, in_time, .. } = self.totals;
-        match () {
-            () if tries == 0 => Some(Doubt::NoTry),
-            () if self.too_few(awake) => Some(Doubt::Crowd),
-            // A server that answers slowly keeps the sockets busy; one that keeps up does not.
-            () if self.too_few(in_time) && !self.is_saturated() => Some(Doubt::Sockets),
-            () => None,
+        if tries == 0 {
+            return Some(Doubt::NoTry);
         }
+        if self.too_few(awake) {
+            return Some(Doubt::Crowd);
+        }
+        // A server that answers slowly keeps the sockets busy; one that keeps up does not.
+        (self.too_few(in_time) && !self.is_saturated()).then_some(Doubt::Sockets)
     }
 
     /// Whether more was due than the server answered. Where nearly everybody hears at once, it is only how tenths of a
@@ -317,7 +320,7 @@ impl Load {
                     .to_owned(),
             });
         }
-        if socket_wait.p99_us > micros(NOTICED) {
+        if socket_wait.p99_us > micros(NOTICED) || self.doubt() == Some(Doubt::Sockets) {
             let whose =
                 if self.is_saturated() { ", because the server was slow with the calls before" } else { "" };
             troubles.push(Trouble {

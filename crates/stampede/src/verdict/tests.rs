@@ -807,13 +807,12 @@ async fn a_shop_that_says_busy_and_sells_is_caught() {
 
 #[test]
 fn without_the_operators_list_what_was_due_to_lapse_may_have() {
-    let judged = |lapses_by: Option<u32>, held_before: u32| {
+    let judged = |lapses_by: Option<u32>| {
         let mut case = clean();
         for event in told(&mut case, 0).iter_mut().skip(3) {
             show(event, |order| order.pay_by = Some(OPENS_AT.plus_s(60)));
         }
         case.after = stats(1, 1);
-        case.before.offers[0].held = held_before;
         judge(&Evidence {
             histories: &case.histories,
             started_at: Some(STARTED_AT),
@@ -823,11 +822,28 @@ fn without_the_operators_list_what_was_due_to_lapse_may_have() {
             ..Evidence::default()
         })
     };
-    assert_eq!(judged(Some(61), 0), []);
-    assert!(judged(Some(30), 0).contains(&Finding::StatsDisagree { offer: OFFER, operator: 1, buyers: 2 }));
-    assert!(judged(None, 0).iter().any(|found| matches!(found, Finding::SoldOutWhileFree { .. })));
-    // Nobody knows how long the one who was there before might still pay.
-    assert_eq!(judged(None, 1).len(), 0);
+    assert_eq!(judged(Some(61)), []);
+    assert!(judged(Some(30)).contains(&Finding::StatsDisagree { offer: OFFER, operator: 1, buyers: 2 }));
+    assert!(judged(None).iter().any(|found| matches!(found, Finding::SoldOutWhileFree { .. })));
+}
+
+#[test]
+fn without_the_operators_list_what_others_held_before_may_have_lapsed() {
+    let judged = |free: u32| {
+        let mut case = clean();
+        earlier_crowd(&mut case);
+        (case.after.offers[0].free, case.after.offers[0].held) = (free, 3 - free);
+        judge(&Evidence {
+            histories: &case.histories,
+            started_at: Some(STARTED_AT),
+            after: Some(&case.after),
+            alone_since: Some(&case.before),
+            ..Evidence::default()
+        })
+    };
+    assert_eq!((judged(0), judged(1)), (vec![], vec![]));
+    // One unit more than they held is too many.
+    assert_eq!(judged(2), [Finding::StatsDisagree { offer: OFFER, operator: 1, buyers: 3 }]);
 }
 
 #[test]
