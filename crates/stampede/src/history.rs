@@ -274,6 +274,15 @@ impl History {
         })
     }
 
+    /// Why the crowd itself sent this buyer home, if it did.
+    #[must_use]
+    pub fn our_own(&self) -> Option<&str> {
+        self.events.iter().find_map(|told| match &told.what {
+            What::GaveUp { why } if is_our_own(why) => Some(why.as_str()),
+            _ => None,
+        })
+    }
+
     /// The code of the last try that was refused.
     #[must_use]
     pub fn last_refused_try(&self) -> Option<&str> {

@@ -272,6 +272,7 @@ impl Record {
                 solving: Duration::from_micros(totals.solving_us),
                 offered: totals.late.count,
                 achieved: totals.in_time,
+                awake: totals.awake,
             },
             conditions: report::Conditions {
                 cores: self.facts.cores,

@@ -91,7 +91,7 @@ impl Buyers {
 fn reasons(histories: &[History]) -> String {
     let others = histories.iter().filter(|history| End::of(history) == End::Other);
     let mut codes: BTreeMap<&str, u64> = BTreeMap::new();
-    for code in others.filter_map(History::last_refusal) {
+    for code in others.filter_map(|history| history.our_own().or_else(|| history.last_refusal())) {
         *codes.entry(code).or_default() += 1;
     }
     let mut codes: Vec<(&str, u64)> = codes.into_iter().collect();

@@ -64,13 +64,14 @@ impl Visit {
         let offset_ms = self.desk.offset_ms(clock).await?;
         check(&sale)?;
         self.show_a_token(clock, offset_ms).await?;
-        let before = self.stats().await?;
         if let Some(proofs) = self.reckon_proofs(&sale, clock, offset_ms).await {
             if !self.quiet {
                 say::answer(&proofs);
             }
             self.notes.push(proofs);
         }
+        // As the last thing before the crowd comes: whatever changes from here on is to be explained.
+        let before = self.stats().await?;
         let crowd = Crowd::new(self.settings(&sale, clock, offset_ms))?;
         let samples = Samples::default();
         let cpu = process_cpu();

@@ -110,6 +110,8 @@ pub struct Generator {
     pub offered: u64,
     /// Tries that were sent in their time.
     pub achieved: u64,
+    /// Tries that the crowd got round to in their time, with or without a free socket.
+    pub awake: u64,
 }
 
 impl Generator {
@@ -142,7 +144,7 @@ pub fn json(input: &Input<'_>) -> Value {
         Verdict::Judged(findings) => (Some(findings.is_empty()), findings, None),
         Verdict::NotJudged(why) => (None, [].as_slice(), Some(why)),
     };
-    let Generator { lateness, cpu, requests, tries, solving, offered, achieved } = input.generator;
+    let Generator { lateness, cpu, requests, tries, solving, offered, achieved, awake } = input.generator;
     let cpu_us = micros(cpu);
     json!({
         "sale": input.sale,
@@ -164,6 +166,7 @@ pub fn json(input: &Input<'_>) -> Value {
             "cpu_us_per_order_post": input.generator.cpu_us_per_try(),
             "offered": offered,
             "achieved": achieved,
+            "awake": awake,
         },
         "conditions": {
             "cores": input.conditions.cores,

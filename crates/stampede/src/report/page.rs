@@ -494,13 +494,20 @@ fn by_lines(command: &str) -> String {
 }
 
 fn kept_up(input: &Input<'_>) -> bool {
-    let generator = &input.generator;
-    generator.achieved.saturating_mul(100) >= generator.offered.saturating_mul(IN_TIME_PERCENT_MIN)
+    are_enough(input, input.generator.achieved)
+}
+
+fn are_enough(input: &Input<'_>, tries: u64) -> bool {
+    tries.saturating_mul(100) >= input.generator.offered.saturating_mul(IN_TIME_PERCENT_MIN)
 }
 
 fn trust_sentence(input: &Input<'_>) -> String {
     if kept_up(input) {
         "The crowd kept its own timetable, so the figures tell of the server.".into()
+    } else if are_enough(input, input.generator.awake) {
+        format!(
+            "Fewer than {IN_TIME_PERCENT_MIN} % of the tries were sent in their time, because they waited for a free socket: the server was slow with the calls before, or the crowd has too few sockets (--connections)."
+        )
     } else {
         format!(
             "Fewer than {IN_TIME_PERCENT_MIN} % of the tries were sent in their time: the crowd was the bottleneck, and the figures tell of it as much as of the server. Use fewer buyers, more time, or another machine."
