@@ -531,7 +531,7 @@ pub fn code_of(body: &[u8]) -> Option<Code> {
 }
 
 /// CPU time of the calling thread so far; zero where the system does not tell.
-fn thread_cpu() -> Duration {
+pub(crate) fn thread_cpu() -> Duration {
     let nanoseconds = || {
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
         text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
