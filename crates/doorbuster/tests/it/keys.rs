@@ -10,8 +10,7 @@ use doorbuster::clock::Clock;
 use rules::time::UnixMs;
 use serde_json::{Value, json};
 
-use crate::app::{PASS_SECRET, TestApp, assert_code};
-use crate::operator_sales::eventually;
+use crate::app::{PASS_SECRET, TestApp, assert_code, eventually};
 
 const NEW_SECRET: &str = "pass.secret=another-pass-secret-0123456789abcdef0123456789";
 const AUDIENCE: &str = "doorbuster";

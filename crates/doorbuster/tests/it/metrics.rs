@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
-use crate::app::{TestApp, TestSale};
+use crate::app::{TestApp, TestSale, eventually};
 use crate::buyer_orders::second_hand;
-use crate::operator_sales::eventually;
 
 const BUYERS: usize = 200;
 const BATCH: usize = 16;

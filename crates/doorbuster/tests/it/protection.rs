@@ -248,9 +248,40 @@ async fn a_head_that_is_too_large_is_refused_and_closed() {
     // The server may close before it has read everything.
     raw.0.write_all(head.as_bytes()).await.ok();
     let said = raw.rest(PATIENCE).await;
+    // What it had not read by then may have made the network drop what it said.
     assert!(said.is_empty() || said.starts_with("HTTP/1.1 431 "), "{said}");
+    let many: String = (0..150).map(|number| format!("X-{number}: y\r\n")).collect();
+    let mut raw =
+        Raw::saying(app.address, format!("GET /healthz HTTP/1.1\r\nHost: shop\r\n{many}\r\n")).await;
+    assert_eq!(raw.answer().await.status, 431);
     let small = format!("GET /healthz HTTP/1.1\r\nHost: shop\r\nX-Fat: {}\r\n\r\n", "x".repeat(12_000));
     assert_eq!(Raw::saying(app.address, small).await.answer().await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_follows_a_request_does_not_swallow_its_answer() {
+    let app = TestApp::start().await;
+    let sale = app.open_sale(1).await;
+    let body = json!({"pass": app.buyer("ann").mint(sale.offer()), "quantity": 1}).to_string();
+    let try_it = format!(
+        "POST /api/v1/offers/{}/orders HTTP/1.1\r\nHost: shop\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        sale.offer(),
+        body.len()
+    );
+    // An empty line is nothing, garbage is no request: what came before has its answer.
+    let first = Raw::saying(app.address, format!("{try_it}\r\n")).await.answer().await;
+    assert_eq!(first.status, 202);
+    for request in [&try_it, HEALTH] {
+        for after in ["\r\n", "\r\n\r\n", "\0\r\n\r\n", "GET"] {
+            let said = Raw::saying(app.address, format!("{request}{after}")).await.answer().await;
+            assert_eq!(said.status, 200, "{after:?}");
+        }
+    }
+    let mut raw = Raw::saying(app.address, format!("{HEALTH}\r\n")).await;
+    assert_eq!(raw.answer().await.status, 200);
+    raw.say(HEALTH).await;
+    assert_eq!(raw.answer().await.status, 200, "the connection goes on");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -273,7 +273,8 @@ async fn whoever_was_away_when_an_order_ended_is_told_of_it() {
     let (here, away) = orders.split_at(orders.len() / 2);
     let close = async {
         clock.advance(Duration::from_secs(900));
-        eventually(|| app.app.metrics.releases.get(Letting::Timeout) == BUYERS).await;
+        let all_closed = async || app.app.metrics.releases.get(Letting::Timeout) == BUYERS;
+        eventually("all orders are closed", all_closed).await;
     };
     let (mut heard, ()) = tokio::join!(all_hear_of_the_end(here), close);
     heard.extend(all_hear_of_the_end(away).await);

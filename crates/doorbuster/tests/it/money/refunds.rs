@@ -200,6 +200,22 @@ async fn a_refund_that_keeps_failing_is_an_alarm_and_the_operator_tries_again() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_refund_that_is_asked_for_again_keeps_to_what_was_said_of_its_units() {
+    let stripe = StandIn::willing().await;
+    let (app, _, sale, id) = paid_at_stripe(&stripe).await;
+    stripe.becomes(|asked| match asked.path.as_str() {
+        "/v1/refunds" => (200, super::refund("failed")),
+        _ => willing(asked),
+    });
+    refund(&app, &id, Some(&json!({"restock": false})), 200).await;
+    becomes(&app.buyer("ann"), &id, "refund_failed").await;
+    stripe.becomes(willing);
+    refund(&app, &id, None, 200).await;
+    becomes(&app.buyer("ann"), &id, "refunded").await;
+    eventually("the unit has left the stock", async || units(&app, &sale).await == [0, 0, 0, 0]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_refund_that_the_provider_calls_failed_is_not_repeated() {
     let stripe = StandIn::willing().await;
     let (app, _, _, id) = paid_at_stripe(&stripe).await;
