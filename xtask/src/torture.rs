@@ -10,10 +10,12 @@ use crate::process::show;
 use crate::test::now;
 
 /// The campaigns: killed processes, breaking disks, storms.
-const CAMPAIGNS: [&str; 6] = [
+const CAMPAIGNS: [&str; 8] = [
     "kill_at_random_moments_loses_no_answered_order",
     "one_folder_survives_many_crashes",
     "random_workloads_on_a_breaking_disk_lose_nothing_answered",
+    "a_disk_that_is_full_at_some_write_loses_nothing_and_goes_on_with_space",
+    "a_sync_that_drops_its_data_is_never_told_as_success",
     "after_a_storm_every_promise_holds",
     "half_do_not_pay_and_in_the_end_every_unit_is_paid_once",
     "a_thousand_audits_beside_a_storm_raise_no_false_alarm",

@@ -380,9 +380,6 @@ async fn rebuild(app: &Arc<App>, replay: Replay, clerk: &mpsc::Sender<Vec<Journa
         replayed.push(replay_claim(app, seq, claim).await?);
     }
     clerk.try_send(replayed).context("the clerk cannot take the replayed claims")?;
-    let app_roster = Arc::clone(app);
-    let note = move |sale, buyer: &str, _| app_roster.roster.register(sale, buyer);
-    app.ledger.registrations(note).await?;
     strikes::load(&app.ledger, &app.roster, app.clock.now()).await?;
     Ok(())
 }
@@ -474,6 +471,7 @@ async fn keep_house(app: &Arc<App>) {
         if rounds.is_multiple_of(ROUNDS_PER_FORGETTING) {
             app.gate.memory.forget_expired(app.clock.now());
             app.roster.forget_old(app.clock.now());
+            app.forget_registrations().await;
         }
     }
 }

@@ -62,6 +62,8 @@ pub enum RegisterAnswer {
     Made(UnixMs),
     Before(UnixMs),
     Closed,
+    /// As many are signed up as memory may hold.
+    Full,
     NotFound,
 }
 
@@ -350,11 +352,13 @@ impl App {
     /// Lets gate and catalogue know a sale as the ledger has it, and answers how many offers the gate did not know
     /// before. A gate that knows an offer keeps its units: again is harmless. Drafts stay unknown.
     ///
-    /// When the gate knows all offers this cannot fail: a pause that is in the ledger also reaches the gate.
+    /// When the gate knows all offers and the roster its registrations this cannot fail: a pause that is in the ledger
+    /// also reaches the gate. While the roster lacks them, the gate's doors are closed.
     pub async fn preheat(&self, sale: &Sale) -> LedgerResult<usize> {
         if !is_public(sale.state) {
             return Ok(0);
         }
+        self.keep_registrations(sale).await?;
         let known = sale.offers.iter().all(|offer| self.gate.memory.offer(offer.id).is_some());
         let counters = if known { Vec::new() } else { self.ledger.counters(sale.id).await? };
         let counters: HashMap<OfferId, Counters> =
@@ -519,7 +523,7 @@ impl App {
             offers: offers.collect(),
             funnel,
             queue: self.queue_stats(),
-            registrations: self.roster.registrations(id),
+            registrations: self.registrations_of(&sale).await?,
         }))
     }
 
@@ -539,10 +543,12 @@ impl App {
     pub async fn register(self: &Arc<Self>, sale: SaleId, buyer: &BuyerId) -> LedgerResult<RegisterAnswer> {
         let Some(card) = self.catalogue.sale(sale) else { return Ok(RegisterAnswer::NotFound) };
         let now = self.clock.now();
-        let registered = self.roster.is_registered(sale, buyer.as_str());
-        let asks_for_it = card.sale.registration == RegistrationKind::Required;
-        if !(registered && asks_for_it || card.sale.registration_open(now)) {
+        let registered = self.is_registered(&card, buyer).await?;
+        if !(registered || card.sale.registration_open(now)) {
             return Ok(RegisterAnswer::Closed);
+        }
+        if !registered && self.roster.all_registrations() >= self.settings.limits.registrations {
+            return Ok(RegisterAnswer::Full);
         }
         let (app, buyer) = (Arc::clone(self), buyer.clone());
         self.to_the_end(async move {
@@ -557,7 +563,7 @@ impl App {
     pub async fn unregister(self: &Arc<Self>, sale: SaleId, buyer: &BuyerId) -> LedgerResult<RegisterAnswer> {
         let Some(card) = self.catalogue.sale(sale) else { return Ok(RegisterAnswer::NotFound) };
         let now = self.clock.now();
-        if !self.roster.is_registered(sale, buyer.as_str()) {
+        if !self.is_registered(&card, buyer).await? {
             return Ok(RegisterAnswer::NotFound);
         }
         if !card.sale.registration_open(now) {
@@ -570,6 +576,70 @@ impl App {
             Ok(RegisterAnswer::Made(now))
         })
         .await
+    }
+
+    /// Whether a buyer signed up for a sale that asks for it: from memory, or from the ledger when the sale is over.
+    async fn is_registered(&self, card: &SaleCard, buyer: &BuyerId) -> LedgerResult<bool> {
+        let sale = card.sale.id;
+        match (card.sale.registration, self.roster.is_registered(sale, buyer.as_str())) {
+            (RegistrationKind::None, _) => Ok(false),
+            (RegistrationKind::Required, Some(registered)) => Ok(registered),
+            (RegistrationKind::Required, None) => {
+                Ok(self.ledger.registration(sale, buyer.clone()).await?.is_some())
+            }
+        }
+    }
+
+    /// How many buyers signed up for each of these sales: from memory, or from the ledger when a sale is over.
+    pub async fn registrations(&self, sales: &[Sale]) -> LedgerResult<Vec<u64>> {
+        let known: Vec<Option<u64>> = sales.iter().map(|sale| self.known_registrations(sale)).collect();
+        let unknown = sales.iter().zip(&known).filter(|(_, known)| known.is_none());
+        let unknown: Vec<SaleId> = unknown.map(|(sale, _)| sale.id).collect();
+        let counted =
+            if unknown.is_empty() { Vec::new() } else { self.ledger.registration_counts(unknown).await? };
+        let mut counted = counted.into_iter();
+        Ok(known.into_iter().map(|known| known.or_else(|| counted.next()).unwrap_or(0)).collect())
+    }
+
+    /// The same for one.
+    pub async fn registrations_of(&self, sale: &Sale) -> LedgerResult<u64> {
+        let counts = self.registrations(std::slice::from_ref(sale)).await?;
+        Ok(counts.first().copied().unwrap_or(0))
+    }
+
+    fn known_registrations(&self, sale: &Sale) -> Option<u64> {
+        // Nobody signs up for a draft, nor where nobody has to.
+        let none = sale.registration == RegistrationKind::None || !is_public(sale.state);
+        if none { Some(0) } else { self.roster.registrations(sale.id) }
+    }
+
+    /// Memory holds a sale's registrations for as long as they matter. Read from the ledger before anybody can buy, and
+    /// when nobody can sign up: none is missed.
+    async fn keep_registrations(&self, sale: &Sale) -> LedgerResult<()> {
+        match (sale.needs_registrations(self.clock.now()), self.roster.keeps(sale.id)) {
+            (true, false) => {
+                let list = self.roster.empty_list();
+                let into = Arc::clone(&list);
+                self.ledger.registrations(sale.id, move |buyer| into.add(buyer)).await?;
+                self.roster.keep(sale.id, list);
+            }
+            (false, true) => self.roster.let_go(sale.id),
+            (true, true) | (false, false) => {}
+        }
+        Ok(())
+    }
+
+    /// Lets go of registrations that no longer matter because time has passed.
+    pub async fn forget_registrations(&self) {
+        // A sale that is prolonged at this moment must find its registrations kept, or else read them again.
+        let _turn = self.operator_turn.lock().await;
+        let matters = |sale: &SaleId| {
+            let card = self.catalogue.sale(*sale);
+            card.is_some_and(|card| card.sale.needs_registrations(self.clock.now()))
+        };
+        for sale in self.roster.kept().into_iter().filter(|sale| !matters(sale)) {
+            self.roster.let_go(sale);
+        }
     }
 }
 

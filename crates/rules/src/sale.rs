@@ -209,6 +209,16 @@ impl Sale {
         let takes = matches!(self.state, SaleState::Published | SaleState::Paused);
         takes && self.registration == RegistrationKind::Required && opens && now < closes_at
     }
+
+    /// Whether it still matters who signed up: passes may be given, or buyers may sign up or leave, now or later. Once
+    /// it does not, only a later `closes_at` makes it matter again, and then nobody signs up any more.
+    #[must_use]
+    pub fn needs_registrations(&self, now: UnixMs) -> bool {
+        let runs = matches!(self.state, SaleState::Published | SaleState::Paused);
+        let signs_up = self.registration_closes_at.is_some_and(|closes_at| now < closes_at);
+        let asks = self.registration == RegistrationKind::Required;
+        runs && asks && (signs_up || now < self.window.closes_at)
+    }
 }
 
 /// An offer as the ledger keeps it.
@@ -519,6 +529,26 @@ ended told open after: sale.closed
         assert_eq!(table, expected);
         for phase in Phase::ALL {
             assert_eq!(Phase::parse(phase.as_str()), Some(phase));
+        }
+    }
+
+    #[test]
+    fn registrations_matter_until_neither_passes_nor_registrations_are_to_be_had() {
+        let mut sale = draft().into_sale(SaleId(1), || OfferId(2)).unwrap();
+        let closes_at = sale.window.closes_at;
+        sale.state = SaleState::Published;
+        assert!(!sale.needs_registrations(UnixMs(0)), "nobody is asked to sign up");
+        sale.registration = RegistrationKind::Required;
+        let needed = |sale: &Sale, at: UnixMs| [-1, 0].map(|ms| sale.needs_registrations(at.plus_ms(ms)));
+        assert_eq!(needed(&sale, closes_at), [true, false]);
+        sale.registration_closes_at = Some(closes_at.plus_s(60));
+        assert_eq!(needed(&sale, closes_at), [true, true], "buyers may still leave");
+        assert_eq!(needed(&sale, closes_at.plus_s(60)), [true, false]);
+        for (state, expected) in
+            [(SaleState::Draft, false), (SaleState::Paused, true), (SaleState::Ended, false)]
+        {
+            sale.state = state;
+            assert_eq!(sale.needs_registrations(UnixMs(0)), expected, "{state:?}");
         }
     }
 

@@ -67,23 +67,13 @@ pub struct PaymentGiven {
 }
 
 /// How an order is refunded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RefundRequest {
-    /// Whether its units go back on sale; otherwise the stock is lowered by them.
-    #[serde(default = "yes")]
-    #[schema(default = true)]
-    pub restock: bool,
-}
-
-const fn yes() -> bool {
-    true
-}
-
-impl Default for RefundRequest {
-    fn default() -> Self {
-        Self { restock: yes() }
-    }
+    /// Whether its units go back on sale; otherwise the stock is lowered by them. Not said: they do, and a refund that is
+    /// tried again keeps to what was said before.
+    #[serde(default)]
+    pub restock: Option<bool>,
 }
 
 /// A payment as operators see it: one capture of money at one provider, or the beginning of one.

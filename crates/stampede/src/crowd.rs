@@ -14,7 +14,7 @@ use rules::id::SaleId;
 use rules::time::UnixMs;
 use rules::wire::Code;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::task::JoinSet;
 
 use crate::blast::LATENCY_US_MAX;
@@ -22,10 +22,13 @@ use crate::clock::{Clock, micros};
 use crate::connection::{CallError, Connection, Request, Timeouts};
 use crate::history::History;
 use crate::person::{self, Person};
-use crate::scenario::{Arrival, Kind, Loop, Wanted, check_mix};
+use crate::scenario::{Arrival, Kind, Loop, PATIENCE, Wanted, check_mix};
 
 /// A try that goes out this much after it was due was still in time: a timer's tick and a busy moment.
 pub const IN_TIME: Duration = Duration::from_millis(100);
+
+/// With fewer tries in time, in percent, what was measured is the crowd and not the server.
+pub const IN_TIME_PERCENT_MIN: u64 = 95;
 
 /// How long a signed token lasts, in milliseconds: longer than any sale is rehearsed.
 const TOKEN_LIFE_MS: i64 = 24 * 3_600_000;
@@ -96,6 +99,8 @@ pub struct CrowdSettings {
     pub connections: usize,
     /// Tries per buyer who listens; each waits as told by the answer before.
     pub tries_max: u32,
+    /// Proofs of work solved at a time: more than there are cores only makes each slower.
+    pub solvers: usize,
     /// How long a buyer bears with a page that does not come, and with an order that stays queued.
     pub patience: Duration,
     /// A try without an answer may still be on its way through the server: how long to wait before the last looks
@@ -126,7 +131,8 @@ impl CrowdSettings {
             signs_up: false,
             connections: 512,
             tries_max: 10,
-            patience: Duration::from_secs(60),
+            solvers: cores(),
+            patience: PATIENCE,
             settle: Duration::from_secs(1),
             seed: 1,
             timeouts: Timeouts::default(),
@@ -136,6 +142,7 @@ impl CrowdSettings {
     fn check(&self) -> anyhow::Result<()> {
         ensure!(self.connections > 0, "the crowd needs at least one connection");
         ensure!(self.tries_max > 0, "a buyer needs at least one try");
+        ensure!(self.solvers > 0, "a crowd needs at least one solver of challenges");
         if let Tokens::Given(tokens) = &self.tokens {
             let (have, need) = (tokens.len(), self.buyers);
             let enough = u32::try_from(have).is_ok_and(|have| have >= need);
@@ -156,12 +163,12 @@ impl Crowd {
     pub fn new(settings: CrowdSettings) -> anyhow::Result<Self> {
         settings.check()?;
         let signer = Signer::of(&settings.tokens);
-        let solvers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let scene = Scene {
             clock: Clock::start(),
             pool: Pool::new(settings.addr, settings.timeouts, settings.connections),
             progress: Arc::new(Progress::new()?),
-            solvers: Semaphore::new(solvers),
+            solvers: Semaphore::new(settings.solvers),
+            called_off: watch::Sender::new(false),
             signer,
             settings,
         };
@@ -185,6 +192,11 @@ impl Crowd {
         self.scene.clock
     }
 
+    /// Sends everybody home, with what they have been told so far. Nobody looks once more, and [`Crowd::run`] ends.
+    pub fn call_off(&self) {
+        self.scene.called_off.send_replace(true);
+    }
+
     /// Lets everybody in and waits until the last has gone; then each order that was promised, or may have been
     /// made, is looked at once more.
     pub async fn run(&self) -> anyhow::Result<Outcome> {
@@ -196,7 +208,8 @@ impl Crowd {
         // What the buyers did is counted; the last looks are ours.
         let totals = self.scene.progress.snapshot();
         if lived.iter().any(|person| person.history.has_open_try()) {
-            tokio::time::sleep(self.scene.settings.settle).await;
+            let settled = self.scene.clock.instant() + self.scene.settings.settle;
+            self.scene.sleep_until(settled).await;
         }
         let mut people = look_again(lived).await?;
         people.sort_unstable_by_key(|person| person.number);
@@ -217,7 +230,9 @@ impl Crowd {
         let mut people = JoinSet::new();
         let mut lived = Vec::with_capacity(schedule.len());
         for (after, number) in schedule {
-            tokio::time::sleep_until(self.scene.clock.instant_at(after).into()).await;
+            if self.scene.sleep_until(self.scene.clock.instant_at(after)).await {
+                break;
+            }
             people.spawn(person::live(Arc::clone(&self.scene), number));
             while let Some(person) = people.try_join_next() {
                 lived.push(person.context(PANICKED)?);
@@ -232,6 +247,9 @@ impl Crowd {
         let mut people = JoinSet::new();
         let mut lived = Vec::new();
         for number in 0..self.scene.settings.buyers {
+            if self.scene.is_called_off() {
+                break;
+            }
             if people.len() >= at_once
                 && let Some(person) = people.join_next().await
             {
@@ -242,6 +260,10 @@ impl Crowd {
         collect(people, &mut lived).await?;
         Ok(lived)
     }
+}
+
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 const PANICKED: &str = "a simulated buyer panicked";
@@ -296,6 +318,9 @@ pub struct Progress {
     pub(crate) paid: AtomicU64,
     pub(crate) cancelled: AtomicU64,
     pub(crate) no_payment: AtomicU64,
+    pub(crate) not_late: AtomicU64,
+    pub(crate) awake: AtomicU64,
+    pub(crate) solving_us: AtomicU64,
     /// By position in `Code::ALL`; what is no code of ours comes last.
     refused: Vec<AtomicU64>,
     latency: Mutex<Latency>,
@@ -327,6 +352,9 @@ impl Progress {
             paid: AtomicU64::default(),
             cancelled: AtomicU64::default(),
             no_payment: AtomicU64::default(),
+            not_late: AtomicU64::default(),
+            awake: AtomicU64::default(),
+            solving_us: AtomicU64::default(),
             refused: (0..=Code::ALL.len()).map(|_| AtomicU64::default()).collect(),
             latency: Mutex::new(Latency {
                 click_us: histogram()?,
@@ -359,6 +387,9 @@ impl Progress {
             paid: self.paid.load(Ordering::Relaxed),
             cancelled: self.cancelled.load(Ordering::Relaxed),
             no_payment: self.no_payment.load(Ordering::Relaxed),
+            not_late: self.not_late.load(Ordering::Relaxed),
+            awake: self.awake.load(Ordering::Relaxed),
+            solving_us: self.solving_us.load(Ordering::Relaxed),
             refused,
             click: Percentiles::of(&latency.click_us),
             call: Percentiles::of(&latency.call_us),
@@ -377,6 +408,9 @@ impl Progress {
     pub(crate) fn count_try(&self, reply: &Reply) {
         if reply.sent.saturating_duration_since(reply.asked) <= IN_TIME {
             count(&self.in_time);
+        }
+        if reply.woke.saturating_duration_since(reply.asked) <= IN_TIME {
+            count(&self.awake);
         }
         let mut latency = self.latency();
         let mut record = |histogram: fn(&mut Latency) -> &mut Histogram<u64>, from: Instant, to: Instant| {
@@ -427,6 +461,16 @@ pub struct Snapshot {
     pub cancelled: u64,
     /// Buyers who wanted to pay at a server that does not know payments.
     pub no_payment: u64,
+    /// Buyers who wanted to pay late, and would have had to wait for it beyond their patience.
+    #[serde(default)]
+    pub not_late: u64,
+    /// POSTs of orders that the crowd got round to when they were due, give or take [`IN_TIME`], with or without a
+    /// free socket.
+    #[serde(default)]
+    pub awake: u64,
+    /// CPU time of the proofs of work, in microseconds.
+    #[serde(default)]
+    pub solving_us: u64,
     /// Refused calls by code.
     pub refused: BTreeMap<String, u64>,
     /// POSTs of orders from the moment they were due to the answer, every wait included.
@@ -468,8 +512,9 @@ pub(crate) struct Scene {
     pub settings: CrowdSettings,
     pub clock: Clock,
     pub progress: Arc<Progress>,
-    /// Proofs of work solved at a time: more than there are cores only makes each slower.
     pub solvers: Semaphore,
+    /// Whether everybody is to go home.
+    called_off: watch::Sender<bool>,
     pub signer: Option<Signer>,
     pool: Pool,
 }
@@ -543,6 +588,25 @@ pub(crate) struct Heard {
 }
 
 impl Scene {
+    fn is_called_off(&self) -> bool {
+        *self.called_off.borrow()
+    }
+
+    /// Waits until everybody is to go home.
+    pub async fn called_off(&self) {
+        // The other end is this scene's own, so there is one.
+        let _ = self.called_off.subscribe().wait_for(|off| *off).await;
+    }
+
+    /// Whether everybody was called off meanwhile.
+    async fn sleep_until(&self, until: Instant) -> bool {
+        tokio::select! {
+            biased;
+            () = self.called_off() => true,
+            () = tokio::time::sleep_until(until.into()) => false,
+        }
+    }
+
     /// Asks for something that was due at `due`, which is now or a little ago: that is what its latency counts from,
     /// whoever was late.
     pub async fn ask(&self, due: Instant, request: &Request<'_>) -> Reply {
@@ -643,7 +707,7 @@ mod tests {
 
     fn settings(shop: &FakeShop, buyers: u32) -> CrowdSettings {
         let tokens = Tokens::signed(SECRET);
-        let (settle, wanted) = (Duration::from_millis(200), Wanted::First);
+        let (settle, wanted) = (Duration::from_secs(1), Wanted::First);
         let (mix, connections) = (vec![human()], 8);
         let plain = CrowdSettings::new(shop.addr(), shop.sale(), tokens, buyers);
         CrowdSettings { mix, settle, wanted, connections, ..plain }
@@ -736,17 +800,18 @@ mod tests {
 
     #[tokio::test]
     async fn who_must_sign_up_comes_before_the_opening_however_late_the_try_is_due() {
-        let ms = Duration::from_millis;
+        let (opens_in, within) = (Duration::from_secs(2), Duration::from_secs(4));
         let manners = Manners {
             registration: RegistrationKind::Required,
             registers_before: true,
-            opens_in: ms(1_000),
+            opens_in,
             ..Manners::default()
         };
         let shop = FakeShop::open(manners);
         let mut settings = settings(&shop, 20);
-        (settings.opens_in, settings.signs_up) = (ms(1_000), true);
-        settings.arrival = Arrival { within: ms(500), pages_ahead: ms(1_000), ..settings.arrival };
+        (settings.opens_in, settings.signs_up) = (opens_in, true);
+        // So early that all of the time until the opening is for signing up, and without it too late for some.
+        settings.arrival = Arrival { within, pages_ahead: Duration::from_secs(10), ..settings.arrival };
         let outcome = run(settings).await;
         assert_eq!(told(&outcome, |what| *what == What::Registered), 20);
         assert_eq!((winners(&outcome), refusals(&outcome, Code::SoldOut)), (10, 10));
@@ -760,10 +825,114 @@ mod tests {
             told(&outcome, |what| matches!(what, What::GaveUp { why } if why == "no order: paused")),
             3
         );
+    }
+
+    #[tokio::test]
+    async fn to_be_told_busy_to_the_last_is_an_answer_and_silence_is_none() {
         let shop = FakeShop::open(Manners { busy_first: u32::MAX, ..Manners::default() });
+        let outcome = run(CrowdSettings { tries_max: 2, ..settings(&shop, 3) }).await;
+        assert_eq!(told(&outcome, |what| matches!(what, What::GaveUp { why } if why == "no order: busy")), 3);
+        assert!(outcome.histories.iter().all(|history| history.unanswered().is_none()));
+        let shop = FakeShop::open(Manners { deaf: true, ..Manners::default() });
         let outcome = run(CrowdSettings { tries_max: 2, ..settings(&shop, 3) }).await;
         let without = |what: &What| matches!(what, What::GaveUp { why } if why.contains("without an answer"));
         assert_eq!(told(&outcome, without), 3);
+        assert!(outcome.histories.iter().all(|history| history.unanswered().is_some()));
+    }
+
+    #[tokio::test]
+    async fn a_challenge_is_fetched_only_when_somebody_is_free_to_solve_it() {
+        let shop = FakeShop::open(Manners { challenge: ChallengeKind::Pow, ..Manners::default() });
+        let outcome = run(CrowdSettings { solvers: 1, ..settings(&shop, 30) }).await;
+        assert_eq!((outcome.totals.passes, outcome.totals.gave_up), (30, 0));
+        assert!(outcome.totals.solving_us > 0);
+        assert_eq!(refusals(&outcome, Code::ChallengeFailed), 0);
+        // One is being solved, a few solutions are on their way.
+        let open = shop.challenges_open_max();
+        assert!(open <= 10, "{open} of 30 challenges were given before the first was solved");
+    }
+
+    #[tokio::test]
+    async fn waiting_for_a_solver_is_the_crowds_lateness_and_no_broken_promise() {
+        let shop = FakeShop::open(Manners { challenge: ChallengeKind::Pow, ..Manners::default() });
+        let ms = Duration::from_millis;
+        let mut settings = settings(&shop, 3);
+        (settings.patience, settings.arrival.pages_ahead) = (ms(500), ms(10));
+        let crowd = Crowd::new(settings).unwrap();
+        let scene = crowd.scene();
+        // All solvers are busy with something else, for longer than anybody waits.
+        let all = u32::try_from(scene.settings.solvers).unwrap();
+        let busy = scene.solvers.acquire_many(all).await.unwrap();
+        let outcome = crowd.run().await.unwrap();
+        assert_eq!((outcome.totals.gave_up, outcome.totals.tries, outcome.totals.late_passes), (3, 0, 0));
+        assert!(outcome.histories.iter().all(|history| history.unanswered().is_none()), "{outcome:?}");
+        drop(busy);
+        // Busy for a while: the tries go out late, and are counted so.
+        let mut settings = scene.settings.clone();
+        settings.patience = Duration::from_secs(60);
+        let crowd = Crowd::new(settings).unwrap();
+        let scene = crowd.scene();
+        let busy = scene.solvers.acquire_many(all).await.unwrap();
+        let asked_before = shop.requests();
+        let free_again = async {
+            // Everybody has asked for the page and the time, and now wants to solve.
+            while shop.requests() < asked_before + 6 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            tokio::time::sleep(4 * IN_TIME).await;
+            drop(busy);
+        };
+        let (outcome, ()) = tokio::join!(crowd.run(), free_again);
+        let totals = outcome.unwrap().totals;
+        assert_eq!((totals.tries, totals.awake, totals.in_time), (3, 0, 0), "{totals:?}");
+        assert!(totals.late.p50_us > micros(IN_TIME), "{totals:?}");
+    }
+
+    #[tokio::test]
+    async fn who_is_sent_home_keeps_what_was_told_so_far() {
+        let shop = FakeShop::open(Manners { queued_looks: u32::MAX, ..Manners::default() });
+        let mut settings = settings(&shop, 40);
+        // Half of them come at once, the others over the next day.
+        settings.mix = vec![Kind { fires: crate::scenario::Fires::Opening, ..human() }, human()];
+        settings.arrival.within = Duration::from_secs(86_400);
+        settings.arrival.curve = crate::scenario::Curve::Constant;
+        let crowd = Crowd::new(settings).unwrap();
+        let progress = crowd.progress();
+        let called_off = async {
+            while progress.snapshot().queued == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            crowd.call_off();
+        };
+        let (outcome, ()) = tokio::join!(crowd.run(), called_off);
+        let outcome = outcome.unwrap();
+        assert!(outcome.histories.len() < 40, "{}", outcome.histories.len());
+        assert!(told(&outcome, |what| matches!(what, What::Order { .. })) > 0);
+        assert_eq!(told(&outcome, |what| matches!(what, What::Looked { last: true, .. })), 0);
+        let home =
+            |what: &What| matches!(what, What::GaveUp { why } if why == "the crowd itself: broken off");
+        assert!(told(&outcome, home) > 0);
+        assert!(outcome.histories.iter().all(|history| history.unanswered().is_none()));
+    }
+
+    #[tokio::test]
+    async fn a_try_that_was_on_its_way_when_all_were_sent_home_is_open() {
+        let shop = FakeShop::open(Manners::default());
+        let crowd = Crowd::new(CrowdSettings { connections: 2, ..settings(&shop, 1) }).unwrap();
+        let mut person = Person::new(crowd.scene(), 0);
+        let pass = What::Pass { offer: shop.offer(), order: rules::id::OrderId(9), expires_at: UnixMs(0) };
+        person.note(crowd.clock().instant(), pass);
+        let person = person::send_home_while_clicking(person);
+        assert!(person.history.has_open_try(), "{:?}", person.history);
+    }
+
+    #[tokio::test]
+    async fn who_wants_to_pay_late_and_cannot_wait_so_long_is_counted() {
+        let shop = FakeShop::open(Manners { payments: true, ..Manners::default() });
+        let late = Kind { pay_late: 1.0, decide_within: Duration::ZERO, ..human() };
+        let outcome = run(CrowdSettings { mix: vec![late], ..settings(&shop, 4) }).await;
+        assert_eq!((outcome.totals.won, outcome.totals.not_late, outcome.totals.paid), (4, 4, 0));
+        assert_eq!(told(&outcome, |what| matches!(what, What::Paid { .. })), 0);
     }
 
     #[tokio::test]
@@ -872,12 +1041,12 @@ mod tests {
 
     #[tokio::test]
     async fn bots_fire_early_often_and_in_parallel_and_get_one_order() {
-        let shop = FakeShop::open(Manners { opens_in: Duration::from_millis(300), ..Manners::default() });
+        let shop = FakeShop::open(Manners { opens_in: Duration::from_secs(2), ..Manners::default() });
         let bot = Kind {
             fires: crate::scenario::Fires::Opening,
-            early: Duration::from_millis(100),
+            early: Duration::from_secs(1),
             volleys: 5,
-            every: Duration::from_millis(60),
+            every: Duration::from_millis(400),
             parallel: 4,
             passes: 2,
             jitter: Duration::ZERO,

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
-use rules::id::SaleId;
+use rules::id::{OfferId, SaleId};
 use rules::sale::{ChallengeKind, TITLE_CHARS_MAX};
 use rules::time::UnixMs;
 use rules::wire::{OperatorOrder, OperatorSale, Page, Problem, SaleView, ServerTime, Stats};
@@ -15,6 +15,7 @@ use tokio::sync::Mutex;
 
 use crate::clock::Clock;
 use crate::connection::{CallError, Connection, Request, Timeouts};
+use crate::person::Challenge;
 use crate::verdict::Audit;
 
 /// How long the last orders may take to be recorded.
@@ -138,6 +139,11 @@ impl Desk {
             Err(error) if is_unknown(&error) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// A challenge for the buyer whose token this desk was given instead of a key.
+    pub(crate) async fn challenge(&self, offer: OfferId) -> anyhow::Result<Challenge> {
+        self.post(&format!("/api/v1/offers/{offer}/challenge"), &json!({})).await
     }
 
     /// All orders of a sale; `None` when there are too many to read.

@@ -103,7 +103,7 @@ impl Person {
         }
     }
 
-    /// Whether it is late now. A deadline beyond everybody's patience is not waited for.
+    /// Whether it is late now. A deadline beyond everybody's patience is not waited for, and that is counted.
     async fn wait_until_late(&self, won: &Seen) -> bool {
         let wait = won.pay_by.map(|pay_by| self.until(pay_by) + LATE_BY);
         match wait.filter(|wait| *wait <= self.scene.settings.patience) {
@@ -111,7 +111,10 @@ impl Person {
                 tokio::time::sleep(wait).await;
                 true
             }
-            None => false,
+            None => {
+                count(&self.scene.progress.not_late);
+                false
+            }
         }
     }
 

@@ -73,6 +73,12 @@ pub(crate) struct Manners {
     pub keeps_cancelled: bool,
     /// The units that its stats hide.
     pub hides: u32,
+    /// Breaks every connection that brings a try, and makes nothing of it.
+    pub deaf: bool,
+    /// Cannot list its orders.
+    pub loses_books: bool,
+    /// After so many answers nobody gets one any more.
+    pub dies_after: u32,
 }
 
 impl Default for Manners {
@@ -99,6 +105,9 @@ impl Default for Manners {
             loses_money: false,
             keeps_cancelled: false,
             hides: 0,
+            deaf: false,
+            loses_books: false,
+            dies_after: u32::MAX,
         }
     }
 }
@@ -157,6 +166,16 @@ impl FakeShop {
         self.shop.books().orders.len()
     }
 
+    /// Requests that have come so far.
+    pub fn requests(&self) -> u32 {
+        self.shop.requests.load(Ordering::Relaxed)
+    }
+
+    /// The most challenges that were given and not yet used, at one moment.
+    pub fn challenges_open_max(&self) -> u32 {
+        self.shop.books().challenges_open_max
+    }
+
     /// The earliest moment an order was made, minus the opening, in milliseconds.
     pub fn earliest_ms(&self) -> i64 {
         let books = self.shop.books();
@@ -212,12 +231,15 @@ struct Shop {
     answers: AtomicU32,
     tries: AtomicU32,
     passes: AtomicU32,
+    requests: AtomicU32,
 }
 
 #[derive(Debug, Default)]
 struct Books {
     orders: BTreeMap<OrderId, Order>,
     registered: BTreeSet<String>,
+    challenges_open: u32,
+    challenges_open_max: u32,
 }
 
 #[derive(Debug)]
@@ -252,6 +274,7 @@ impl Shop {
             answers: AtomicU32::new(0),
             tries: AtomicU32::new(0),
             passes: AtomicU32::new(0),
+            requests: AtomicU32::new(0),
         }
     }
 
@@ -262,6 +285,9 @@ impl Shop {
             && self.answers.fetch_add(1, Ordering::Relaxed) == 0
         {
             tokio::time::sleep(stall).await;
+        }
+        if self.requests.fetch_add(1, Ordering::Relaxed) >= self.manners.dies_after {
+            return Err(std::io::ErrorKind::ConnectionAborted.into());
         }
         let buyer = head.headers.get("authorization").and_then(|value| who(value.to_str().ok()?));
         let path: Vec<&str> = head.uri.path().trim_start_matches('/').split('/').skip(2).collect();
@@ -290,6 +316,7 @@ impl Shop {
             }
             ("POST", [payment]) if payment.starts_with("pay-") => self.pay(payment),
             ("GET", ["sales", _, "stats"]) => ok(self.stats()),
+            ("GET", ["orders"]) if self.manners.loses_books => Told::Refused(Code::Internal, None),
             ("GET", ["orders"]) => self.list(),
             _ => Told::Refused(Code::NotFound, None),
         };
@@ -368,6 +395,9 @@ impl Shop {
                 serde_json::to_value(altcha::create_challenge(options).unwrap()).unwrap()
             }
         };
+        let mut books = self.books();
+        books.challenges_open += 1;
+        books.challenges_open_max = books.challenges_open_max.max(books.challenges_open);
         challenge["kind"] = "pow".into();
         ok(challenge)
     }
@@ -382,8 +412,11 @@ impl Shop {
         {
             return Told::Refused(Code::NotRegistered, None);
         }
-        if self.manners.challenge == ChallengeKind::Pow && !solved(body) {
-            return Told::Refused(Code::ChallengeFailed, None);
+        if self.manners.challenge == ChallengeKind::Pow {
+            self.books().challenges_open -= 1;
+            if !solved(body) {
+                return Told::Refused(Code::ChallengeFailed, None);
+            }
         }
         ok(self.mint(&buyer))
     }
@@ -400,6 +433,9 @@ impl Shop {
         let id: OrderId = order.parse().unwrap();
         let number = self.tries.fetch_add(1, Ordering::Relaxed);
         let Manners { busy_first, unsure_first, break_first, .. } = self.manners;
+        if self.manners.deaf {
+            return Told::Break;
+        }
         if self.manners.paused {
             return Told::Refused(Code::Paused, None);
         }

@@ -144,7 +144,7 @@ pub enum What {
         pass: OrderId,
         bytes: usize,
     },
-    /// The buyer goes home without an answer.
+    /// The buyer goes home, with the last clear refusal or without an answer.
     GaveUp {
         why: String,
     },
@@ -200,9 +200,31 @@ pub(crate) const NO_PASS: &str = "no pass: ";
 /// The same of the order.
 pub(crate) const NO_ORDER: &str = "no order: ";
 
+/// How a person says that the crowd could not go on, which is not the shop's doing.
+pub(crate) const OUR_OWN: &str = "the crowd itself: ";
+
+/// How somebody says it who was sent home, with everybody, before the end.
+pub(crate) const BROKEN_OFF: &str = "the crowd itself: broken off";
+
 /// Whether who gave up had been told something clear: "no pass: blocked" is an answer, "no pass in time" is none.
 pub(crate) fn is_an_answer(why: &str) -> bool {
     why.starts_with(NO_PASS) || why.starts_with(NO_ORDER)
+}
+
+/// Whether who gave up was told to come later, to the last: that is how a shop sheds what it cannot serve.
+pub(crate) fn was_shed(why: &str) -> bool {
+    let code = why.strip_prefix(NO_PASS).or_else(|| why.strip_prefix(NO_ORDER));
+    code.is_some_and(is_shedding)
+}
+
+/// Whether who gave up did so for a reason that lies with the crowd.
+pub(crate) fn is_our_own(why: &str) -> bool {
+    why.starts_with(OUR_OWN)
+}
+
+/// Whether a code is a clear "not now" that says nothing about the sale.
+pub(crate) fn is_shedding(code: &str) -> bool {
+    [Code::Busy, Code::TooFast].iter().any(|shed| shed.as_str() == code)
 }
 
 impl History {
@@ -233,6 +255,41 @@ impl History {
             }
         }
         orders
+    }
+
+    /// Why this buyer went home, if that was without any answer that ends the matter.
+    #[must_use]
+    pub fn unanswered(&self) -> Option<&str> {
+        let answered = |told: &Told| match &told.what {
+            What::Refused { code, .. } => code == Code::SoldOut.as_str(),
+            What::HungUp { .. } => true,
+            _ => false,
+        };
+        if self.seen().next().is_some() || self.events.iter().any(answered) {
+            return None;
+        }
+        self.events.iter().find_map(|told| match &told.what {
+            What::GaveUp { why } if !is_an_answer(why) && !is_our_own(why) => Some(why.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Why the crowd itself sent this buyer home, if it did.
+    #[must_use]
+    pub fn our_own(&self) -> Option<&str> {
+        self.events.iter().find_map(|told| match &told.what {
+            What::GaveUp { why } if is_our_own(why) => Some(why.as_str()),
+            _ => None,
+        })
+    }
+
+    /// The code of the last try that was refused.
+    #[must_use]
+    pub fn last_refused_try(&self) -> Option<&str> {
+        self.events.iter().rev().find_map(|told| match &told.what {
+            What::Refused { call: Call::Try, code, .. } => Some(code.as_str()),
+            _ => None,
+        })
     }
 
     /// The code of the last refusal.

@@ -2,6 +2,7 @@
 //! else; it writes down all it is told and judges nothing. What it does with an order it has won is in `ending`.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rand::rngs::Xoshiro256PlusPlus;
@@ -14,9 +15,13 @@ use rules::wire::{Code, OrderRequest, OrderView, PassGiven, Problem, SaleView, S
 use serde::Deserialize;
 use tokio::task::JoinSet;
 
+use crate::blast::thread_cpu;
+use crate::clock::micros;
 use crate::connection::{CallError, Request};
 use crate::crowd::{Heard, Reply, Scene, Tokens, count};
-use crate::history::{Call, History, NO_ORDER, NO_PASS, Seen, Told, What, is_unsure};
+use crate::history::{
+    BROKEN_OFF, Call, History, NO_ORDER, NO_PASS, OUR_OWN, Seen, Told, What, is_shedding, is_unsure,
+};
 use crate::push;
 use crate::scenario::{Ending, Fires, Follow, Kind, Loop, Register, Wanted, pick};
 
@@ -44,8 +49,13 @@ pub(crate) fn arrives_after(scene: &Scene, number: u32) -> Duration {
 
 /// Everything one buyer does, from the arrival on.
 pub(crate) async fn live(scene: Arc<Scene>, number: u32) -> Person {
-    let mut person = Person::new(scene, number);
-    if let Err(GaveUp(why)) = person.shop().await {
+    let mut person = Person::new(Arc::clone(&scene), number);
+    let shopped = tokio::select! {
+        biased;
+        shopped = person.shop() => shopped,
+        () = scene.called_off() => Err(person.break_off()),
+    };
+    if let Err(GaveUp(why)) = shopped {
         count(&person.scene.progress.gave_up);
         let now = person.scene.clock.instant();
         person.note_at(now, now, What::GaveUp { why });
@@ -56,9 +66,17 @@ pub(crate) async fn live(scene: Arc<Scene>, number: u32) -> Person {
 
 /// The look after everything is over: what was promised must be there, what hung in the air must have come down.
 pub(crate) async fn look_once_more(mut person: Person) -> Person {
-    for order in person.history.to_look_at() {
-        // Whether it could be seen is in the history; there is nobody left to give up.
-        let _ = person.watch(order, None, true).await;
+    let scene = Arc::clone(&person.scene);
+    let looking = async {
+        for order in person.history.to_look_at() {
+            // Whether it could be seen is in the history; there is nobody left to give up.
+            let _ = person.watch(order, None, true).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = scene.called_off() => {}
+        () = looking => {}
     }
     person
 }
@@ -73,6 +91,10 @@ pub(crate) struct Person {
     offset_ms: i64,
     /// When the next request was due, if that is not the moment it is made.
     due: Option<Instant>,
+    /// How long this machine kept the person waiting for a proof of work: the crowd's own slowness, not the shop's.
+    solving: Duration,
+    /// A try is on its way.
+    clicking: bool,
     pub choices: Choices,
     dice: Xoshiro256PlusPlus,
 }
@@ -95,7 +117,7 @@ pub(crate) struct Choices {
     pub decides_after: Duration,
 }
 
-/// Why a person goes home without an answer.
+/// Why a person goes home.
 #[derive(Debug)]
 pub(crate) struct GaveUp(pub String);
 
@@ -139,7 +161,7 @@ struct TokenGiven {
 
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-enum Challenge {
+pub(crate) enum Challenge {
     None,
     Pow(Box<altcha::Challenge>),
     Picture {},
@@ -156,7 +178,19 @@ impl Person {
         let token = given.map(|given| Arc::clone(&given.token));
         let name = || format!("{}{number}", scene.settings.name);
         let history = History::new(given.map_or_else(name, |given| given.buyer.clone()));
-        Self { scene, number, history, token, offset_ms: 0, due: None, choices, dice }
+        let solving = Duration::ZERO;
+        Self {
+            scene,
+            number,
+            history,
+            token,
+            offset_ms: 0,
+            due: None,
+            solving,
+            clicking: false,
+            choices,
+            dice,
+        }
     }
 
     /// Which kind of the mix this is.
@@ -200,14 +234,34 @@ impl Person {
         earlier(opening + self.choices.tries_after, self.kind().map_or(Duration::ZERO, |kind| kind.early))
     }
 
-    /// A try without a pass cannot be made: who got it late wants to try at once.
+    /// A try without a pass cannot be made: who got it late wants to try at once. Only as far as the shop was slow
+    /// with it; where this machine was, the try stays due when it was, and goes out late.
     fn not_before_the_pass(&self, due: Instant) -> Instant {
         let now = self.scene.clock.instant();
-        let open_loop = self.scene.settings.arrival.paced == Loop::Open;
-        if now > due && open_loop && !self.scene.settings.arrival.pages_ahead.is_zero() {
+        if self.scene.settings.arrival.paced == Loop::Closed {
+            return due.max(now);
+        }
+        let given_at = earlier(now, self.solving);
+        if given_at > due && !self.scene.settings.arrival.pages_ahead.is_zero() {
             count(&self.scene.progress.late_passes);
         }
-        due.max(now)
+        due.max(given_at)
+    }
+
+    /// Everybody is sent home. A try that is on its way may have happened, and nobody will hear.
+    fn break_off(&mut self) -> GaveUp {
+        if self.clicking {
+            let now = self.scene.clock.instant();
+            let passes = self.history.events.iter().filter_map(|told| match told.what {
+                What::Pass { order, .. } => Some(order),
+                _ => None,
+            });
+            for pass in passes.collect::<Vec<_>>() {
+                let (call, why) = (Call::Try, "broken off".to_owned());
+                self.note_at(now, now, What::Broken { call, pass: Some(pass), why });
+            }
+        }
+        GaveUp(BROKEN_OFF.to_owned())
     }
 
     async fn log_in(&mut self) -> Result<(), GaveUp> {
@@ -293,7 +347,7 @@ impl Person {
         let give_up_at = self.scene.clock.instant() + patience;
         loop {
             // A challenge lives two minutes: solved before a long wait it would be stale after it.
-            let solution = self.solve(page.challenge, offer).await?;
+            let solution = self.solve(page.challenge, offer, give_up_at).await?;
             let body = serde_json::json!({ "solution": solution }).to_string();
             let (token, due) = (self.token(), self.due());
             let reply = self.scene.ask(due, &Request::post(&path, token.as_deref(), body.as_bytes())).await;
@@ -307,7 +361,7 @@ impl Person {
                 403 if refusal.code == Code::ChallengeFailed.as_str() => RETRY_MIN,
                 _ => return Err(GaveUp(format!("{NO_PASS}{}", refusal.code))),
             };
-            self.pause(wait, give_up_at, "no pass in time").await?;
+            self.pause_after(&refusal, wait, give_up_at + self.solving, "no pass in time").await?;
         }
     }
 
@@ -335,29 +389,33 @@ impl Person {
         &mut self,
         kind: ChallengeKind,
         offer: OfferId,
+        give_up_at: Instant,
     ) -> Result<Option<altcha::Payload>, GaveUp> {
         if kind == ChallengeKind::None {
             return Ok(None);
         }
+        // Before the challenge is fetched: it must not grow old while this machine is busy with others.
+        let scene = Arc::clone(&self.scene);
+        let asked = scene.clock.instant();
+        let place = tokio::time::timeout_at(give_up_at.into(), scene.solvers.acquire()).await;
+        self.solving += scene.clock.instant().saturating_duration_since(asked);
+        let _place = place.map_err(|_| GaveUp(format!("{OUR_OWN}no proof of work was solved in time")))?;
         let path = format!("/api/v1/offers/{offer}/challenge");
         let heard = self.ask_patiently(Call::Challenge, "POST", &path, Some(b"{}")).await?;
         match read(&heard, "challenge")? {
             Challenge::None => Ok(None),
             Challenge::Pow(challenge) => Box::pin(self.work(*challenge)).await.map(Some),
-            Challenge::Picture {} => Err(GaveUp("a picture cannot be solved by a program".into())),
+            Challenge::Picture {} => Err(GaveUp(format!("{OUR_OWN}a picture cannot be solved by a program"))),
         }
     }
 
-    async fn work(&self, challenge: altcha::Challenge) -> Result<altcha::Payload, GaveUp> {
-        let _permit = self.scene.solvers.acquire().await;
-        let solving = tokio::task::spawn_blocking(move || {
-            let mut options = altcha::SolveChallengeOptions::new(&challenge);
-            options.timeout_ms = SOLVE_MS_MAX;
-            let solution = altcha::solve_challenge(options).ok().flatten()?;
-            Some(altcha::Payload { challenge, solution })
-        });
-        let solved = solving.await.ok().flatten();
-        solved.ok_or_else(|| GaveUp("the proof of work was not found in time".into()))
+    async fn work(&mut self, challenge: altcha::Challenge) -> Result<altcha::Payload, GaveUp> {
+        let asked = self.scene.clock.instant();
+        let solved = tokio::task::spawn_blocking(move || solve_pow(challenge)).await.ok();
+        self.solving += self.scene.clock.instant().saturating_duration_since(asked);
+        let (solved, cpu) = solved.unwrap_or_default();
+        self.scene.progress.solving_us.fetch_add(micros(cpu), Ordering::Relaxed);
+        solved.ok_or_else(|| GaveUp(format!("{OUR_OWN}the proof of work was not found in time")))
     }
 
     async fn buy(&mut self, tickets: &[Arc<Ticket>], due: Instant) -> Result<(), GaveUp> {
@@ -394,10 +452,11 @@ impl Person {
         Err(GaveUp(self.why_not()))
     }
 
-    /// Whoever heard to the last that nothing is sold now has an answer; who heard "busy" or nothing has none.
+    /// Whoever heard that nothing is sold now, or to come later, has an answer; who heard nothing clear has none.
     fn why_not(&self) -> String {
         let closed = [Code::Paused.as_str(), Code::NotOpen.as_str()];
-        match self.history.last_refusal().filter(|code| closed.contains(code)) {
+        let clear = |code: &&str| closed.contains(code) || is_shedding(code);
+        match self.history.last_refused_try().filter(clear) {
             Some(code) => format!("{NO_ORDER}{code}"),
             None => "too many tries without an answer".into(),
         }
@@ -420,6 +479,13 @@ impl Person {
 
     /// So many clicks at once, taking turns with the passes.
     async fn volley(&mut self, tickets: &[Arc<Ticket>], clicks: u32, due: Instant) -> Outcome {
+        self.clicking = true;
+        let outcome = self.click_at_once(tickets, clicks, due).await;
+        self.clicking = false;
+        outcome
+    }
+
+    async fn click_at_once(&mut self, tickets: &[Arc<Ticket>], clicks: u32, due: Instant) -> Outcome {
         if let (1, Some(ticket)) = (clicks, tickets.first()) {
             let reply = click(&self.scene, ticket, due).await;
             return self.hear_try(ticket, &reply);
@@ -491,7 +557,10 @@ impl Person {
         count(&self.scene.progress.tries);
         let path = ticket.path();
         let request = Request::post(&path, None, &ticket.body);
-        match Box::pin(self.scene.hang_up(&request, percent)).await {
+        self.clicking = true;
+        let hung_up = Box::pin(self.scene.hang_up(&request, percent)).await;
+        self.clicking = false;
+        match hung_up {
             Ok(bytes) => self.note(due, What::HungUp { pass: ticket.order, bytes }),
             Err(error) => {
                 count(&self.scene.progress.errors);
@@ -581,7 +650,8 @@ impl Person {
             if !matches!(refusal.status, 0 | 429 | 500..) {
                 return Err(GaveUp(format!("asked for {} and was told {}", call.words(), refusal.code)));
             }
-            self.pause(refusal.wait.min(RETRY_MAX), give_up_at, "the shop did not answer").await?;
+            let wait = refusal.wait.min(RETRY_MAX);
+            self.pause_after(&refusal, wait, give_up_at, "the shop did not answer").await?;
         }
     }
 
@@ -611,6 +681,19 @@ impl Person {
             self.note_at(reply.asked, reply.told, What::Refused { call, offer, status, code, pass, other });
         }
         Err(refusal)
+    }
+
+    /// As [`Person::pause`], before there is a pass. Whoever was told to come later, to the last, has an answer.
+    async fn pause_after(
+        &mut self,
+        refusal: &Refusal,
+        wait: Duration,
+        give_up_at: Instant,
+        why: &str,
+    ) -> Result<(), GaveUp> {
+        let paused = self.pause(wait, give_up_at, why).await;
+        let shed = is_shedding(&refusal.code);
+        paused.map_err(|gave_up| if shed { GaveUp(format!("{NO_PASS}{}", refusal.code)) } else { gave_up })
     }
 
     pub(crate) async fn pause(
@@ -658,6 +741,24 @@ impl Person {
         let (asked_us, told_us) = (self.scene.clock.us_at(asked), self.scene.clock.us_at(told));
         self.history.events.push(Told { asked_us, told_us, what });
     }
+}
+
+/// The solution, if there is one in time, and the CPU time it took.
+pub(crate) fn solve_pow(challenge: altcha::Challenge) -> (Option<altcha::Payload>, Duration) {
+    let before = thread_cpu();
+    let mut options = altcha::SolveChallengeOptions::new(&challenge);
+    options.timeout_ms = SOLVE_MS_MAX;
+    let solution = altcha::solve_challenge(options).ok().flatten();
+    let solved = solution.map(|solution| altcha::Payload { challenge, solution });
+    (solved, thread_cpu().saturating_sub(before))
+}
+
+#[cfg(test)]
+pub(crate) fn send_home_while_clicking(mut person: Person) -> Person {
+    person.clicking = true;
+    let GaveUp(why) = person.break_off();
+    assert!(crate::history::is_our_own(&why));
+    person
 }
 
 async fn click(scene: &Scene, ticket: &Ticket, due: Instant) -> Reply {
@@ -780,5 +881,30 @@ mod tests {
         let mut person = Person::new(crowd.scene(), 0);
         let bytes = size_of_val(&person.shop());
         assert!(bytes <= 2_048, "a hundred thousand people of {bytes} bytes");
+    }
+
+    #[tokio::test]
+    async fn a_pass_is_late_only_as_far_as_the_shop_was_slow_with_it() {
+        let shop = FakeShop::open(Manners::default());
+        let mut settings = CrowdSettings::new(shop.addr(), shop.sale(), Tokens::Demo, 1);
+        let moment = Duration::from_secs(20);
+        settings.arrival.pages_ahead = moment;
+        let crowd = Crowd::new(settings).unwrap();
+        let mut person = Person::new(crowd.scene(), 0);
+        let late_passes = || crowd.progress().snapshot().late_passes;
+        let now = person.scene.clock.instant();
+        // All of it was this machine's: the try is late by as much.
+        person.solving = 3 * moment;
+        let due = now - moment;
+        assert_eq!((person.not_before_the_pass(due), late_passes()), (due, 0));
+        // Half of it was the shop's.
+        person.solving = moment;
+        let due = now - 2 * moment;
+        let tries_at = person.not_before_the_pass(due);
+        assert!(tries_at > due && tries_at <= person.scene.clock.instant() - moment);
+        assert_eq!(late_passes(), 1);
+        person.solving = Duration::ZERO;
+        assert!(person.not_before_the_pass(due) >= now);
+        assert_eq!(late_passes(), 2);
     }
 }

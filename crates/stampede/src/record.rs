@@ -67,6 +67,49 @@ pub struct Facts {
     /// What a reader must know of how it was done.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// When the operator's side had been asked for the last time, by the server's clock.
+    #[serde(default)]
+    pub gathered_at: Option<UnixMs>,
+    /// What could not be asked, and why: the night is kept without it.
+    #[serde(default)]
+    pub missing: Vec<Missing>,
+}
+
+/// A part of the night that nobody could get.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    pub part: Part,
+    pub why: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// The end: everybody was sent home before it.
+    End,
+    Stats,
+    Books,
+    Audit,
+}
+
+impl Missing {
+    /// As a sentence.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        let why = &self.why;
+        match self.part {
+            Part::End => {
+                format!("The night was broken off: {why}. What came before is kept; its end is not judged.")
+            }
+            Part::Stats => {
+                format!("The operator's numbers could not be read, so the stock was not compared: {why}.")
+            }
+            Part::Books => {
+                format!("The operator's list could not be read, so no order was compared with it: {why}.")
+            }
+            Part::Audit => format!("The shop's own audit could not be had: {why}."),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -97,6 +140,17 @@ impl Facts {
     pub const fn version() -> u32 {
         VERSION
     }
+
+    /// Notes that a part could not be had.
+    pub fn miss(&mut self, part: Part, why: impl Into<String>) {
+        self.missing.push(Missing { part, why: why.into() });
+    }
+
+    /// Whether this part could not be asked for.
+    #[must_use]
+    pub fn lacks(&self, part: Part) -> bool {
+        self.missing.iter().any(|missing| missing.part == part)
+    }
 }
 
 impl Record {
@@ -111,6 +165,8 @@ impl Record {
             alone_since: facts.before.as_ref().filter(|_| facts.alone),
             books: facts.books.as_deref(),
             audit: facts.audit.as_ref(),
+            gathered_at: facts.gathered_at,
+            broken_off: facts.lacks(Part::End),
         }
     }
 
@@ -166,6 +222,9 @@ impl Record {
     /// Why the night proves nothing, if it does not.
     #[must_use]
     pub fn proves_nothing(&self) -> Option<String> {
+        if let Some(end) = self.facts.missing.iter().find(|missing| missing.part == Part::End) {
+            return Some(format!("the night was broken off, so nothing is proven: {}", end.why));
+        }
         let Snapshot { tries, refused, .. } = &self.facts.totals;
         let heard = refused.iter().max_by_key(|(_, count)| **count);
         let heard = heard.map_or(String::new(), |(code, _)| format!("; most were told `{code}`"));
@@ -209,8 +268,11 @@ impl Record {
                 lateness: self.facts.open_loop.then_some(totals.late),
                 cpu: Duration::from_micros(self.facts.cpu_us),
                 requests: totals.calls,
+                tries: totals.tries,
+                solving: Duration::from_micros(totals.solving_us),
                 offered: totals.late.count,
                 achieved: totals.in_time,
+                awake: totals.awake,
             },
             conditions: report::Conditions {
                 cores: self.facts.cores,

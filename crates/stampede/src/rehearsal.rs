@@ -6,29 +6,48 @@ use std::time::Duration;
 use rules::wire::Code;
 use serde::Serialize;
 
-use crate::crowd::Snapshot;
-use crate::history::{Call, What, is_an_answer};
-use crate::record::Record;
+use crate::clock::micros;
+use crate::crowd::{IN_TIME_PERCENT_MIN, Snapshot};
+use crate::history::{BROKEN_OFF, Call, Told, What, is_an_answer, is_our_own, was_shed};
+use crate::record::{Part, Record};
 use crate::words::{many, span, span_us, thousands};
 
 /// A buyer should hear something this soon after the click.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// Tries that may be told "busy", or get no answer at all, before it does not hold: one in a hundred.
 const SHED_PER_MILLE_MAX: u64 = 10;
-/// Beyond this, what was measured is the generator.
-const GENERATOR_LATE_MAX: Duration = Duration::from_millis(250);
+/// Answers in a second against tries that were due in one, in percent: below this it does not keep up.
+const KEEPS_UP_PERCENT_MIN: u64 = 90;
+/// A wait that a buyer notices. Shorter ones are neither worth a sentence nor a sign of too much load.
+const NOTICED: Duration = Duration::from_millis(250);
 /// Peaks are counted over a second, in steps of this, in microseconds.
 const STEP_US: u64 = 100_000;
 const STEPS_PER_S: usize = 10;
 
+/// The answer in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    Holds,
+    DoesNotHold,
+    /// The crowd did not offer what it was to offer, so nothing is known of the server under it.
+    CannotTell,
+}
+
 /// What a rehearsal says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Rehearsal {
+    pub answer: Answer,
+    /// Only where that is the answer: neither when it does not, nor when nobody can tell.
     pub holds: bool,
     /// Most tries due in one second.
     pub offered_per_s: u64,
-    /// Most tries answered in one second.
+    /// Most tries answered in one second, "busy" included.
     pub answered_per_s: u64,
+    /// Most tries of one second that got a real answer within [`ANSWER_WITHIN`]: it takes at least so many.
+    pub at_least_per_s: u64,
+    /// Where it saturates; `None`: beyond what was offered.
+    pub saturates_at_per_s: Option<u64>,
     /// From the opening to the last unit; `None`: it did not and would not sell out.
     pub sells_out_within_ms: Option<u64>,
     /// The answer, in sentences.
@@ -44,9 +63,15 @@ impl Rehearsal {
         let load = Load::of(record);
         let troubles = load.troubles();
         let sells_out = sells_out(record);
-        let proven = load.totals.tries > 0;
-        let holds = proven && violations == 0 && troubles.iter().all(|trouble| !trouble.breaks);
-        let mut sentences = vec![load.answer(holds, record.facts.buyers)];
+        let broken_off = record.facts.missing.iter().find(|missing| missing.part == Part::End);
+        let breaks = violations > 0 || broken_off.is_some() || troubles.iter().any(|trouble| trouble.breaks);
+        let answer = match load.doubt() {
+            _ if breaks => Answer::DoesNotHold,
+            Some(_) => Answer::CannotTell,
+            None => Answer::Holds,
+        };
+        let mut sentences = vec![load.answer(answer, record.facts.buyers)];
+        sentences.extend(broken_off.map(crate::record::Missing::sentence));
         if violations > 0 {
             let promises = many(u64::try_from(violations).unwrap_or(u64::MAX), "time");
             sentences.push(format!(
@@ -60,13 +85,27 @@ impl Rehearsal {
         sentences.push(sells_out.sentence());
         let mut changes: Vec<String> = troubles.into_iter().map(|trouble| trouble.change).collect();
         changes.dedup();
-        if changes.is_empty() {
+        if changes.is_empty() && answer == Answer::Holds {
             changes.push("Nothing has to change.".to_owned());
+        } else if changes.is_empty() {
+            changes.push("See in the report what the buyers were told.".to_owned());
         }
-        let Load { offered_per_s, answered_per_s, .. } = load;
+        let saturates_at_per_s = load.is_saturated().then_some(load.served_per_s);
+        let Load { offered_per_s, answered_per_s, served_per_s: at_least_per_s, .. } = load;
+        let holds = answer == Answer::Holds;
         let sells_out_within_ms =
             sells_out.within().map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-        Self { holds, offered_per_s, answered_per_s, sells_out_within_ms, sentences, changes }
+        Self {
+            answer,
+            holds,
+            offered_per_s,
+            answered_per_s,
+            at_least_per_s,
+            saturates_at_per_s,
+            sells_out_within_ms,
+            sentences,
+            changes,
+        }
     }
 
     #[must_use]
@@ -79,6 +118,10 @@ impl Rehearsal {
     }
 }
 
+/// The way out where the server says "busy".
+const MORE_ROOM: &str = "Raise `limits.in_flight` and `queue.capacity` if memory allows, or let fewer come at once: a \
+                         `challenge` spreads the passes.";
+
 /// Something that stood in the way, and the way out.
 struct Trouble {
     /// Whether the night does not hold because of it.
@@ -87,43 +130,107 @@ struct Trouble {
     change: String,
 }
 
+/// Why nobody can tell whether it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubt {
+    /// Nobody got as far as a try.
+    NoTry,
+    /// The crowd was too slow for its own timetable.
+    Crowd,
+    /// Clicks waited for one of the crowd's sockets, at a server that kept up.
+    Sockets,
+}
+
 /// What was offered and what came of it.
+#[derive(Debug, Default)]
 struct Load {
     totals: Snapshot,
     offered_per_s: u64,
     answered_per_s: u64,
+    /// Of them, with a real answer and soon.
+    served_per_s: u64,
+    /// Tries that were told "busy".
+    busy: u64,
     timeouts: u64,
     broken: u64,
     /// Buyers who went home without an answer.
     gave_up: u64,
+    /// Buyers who were told to come later, to the last.
+    shed: u64,
     /// Buyers who were told clearly that they get none.
     turned_away: u64,
+    /// Buyers whom the crowd itself did not get as far as a try.
+    stranded: u64,
 }
 
 impl Load {
     fn of(record: &Record) -> Self {
-        let (mut due, mut told) = (Steps::default(), Steps::default());
-        let (mut timeouts, mut broken, mut gave_up, mut turned_away) = (0, 0, 0, 0);
+        let mut load = Self { totals: record.facts.totals.clone(), ..Self::default() };
+        let (mut due, mut told, mut served) = (Steps::default(), Steps::default(), Steps::default());
         for event in record.outcome.histories.iter().flat_map(|history| &history.events) {
             match &event.what {
                 What::Order { .. } | What::Refused { call: Call::Try, .. } => {
                     due.count(event.asked_us);
                     told.count(event.told_us);
+                    load.busy += u64::from(is_busy(&event.what));
+                    if is_served(event) {
+                        served.count(event.told_us);
+                    }
                 }
                 What::Broken { call: Call::Try, why, .. } => {
                     due.count(event.asked_us);
                     let slow = why.contains("in time");
-                    timeouts += u64::from(slow);
-                    broken += u64::from(!slow);
+                    load.timeouts += u64::from(slow);
+                    load.broken += u64::from(!slow);
                 }
-                What::GaveUp { why } if is_an_answer(why) => turned_away += 1,
-                What::GaveUp { .. } => gave_up += 1,
+                What::GaveUp { why } => load.went_home(why),
                 _ => {}
             }
         }
-        let totals = record.facts.totals.clone();
-        let (offered_per_s, answered_per_s) = (due.most_per_s(), told.most_per_s());
-        Self { totals, offered_per_s, answered_per_s, timeouts, broken, gave_up, turned_away }
+        (load.offered_per_s, load.answered_per_s) = (due.most_per_s(), told.most_per_s());
+        load.served_per_s = served.most_per_s();
+        load
+    }
+
+    fn went_home(&mut self, why: &str) {
+        let buyers = match why {
+            // That the night was broken off is said once, for all.
+            BROKEN_OFF => return,
+            _ if was_shed(why) => &mut self.shed,
+            _ if is_an_answer(why) => &mut self.turned_away,
+            _ if is_our_own(why) => &mut self.stranded,
+            _ => &mut self.gave_up,
+        };
+        *buyers += 1;
+    }
+
+    /// Whether so many of the tries that were to be made are too few to speak of the load that was wanted. Those that
+    /// hung up have no time of their own.
+    fn too_few(&self, tries: u64) -> bool {
+        let planned = self.totals.late.count.saturating_add(self.stranded);
+        tries.saturating_mul(100) < planned.saturating_mul(IN_TIME_PERCENT_MIN)
+    }
+
+    /// Why the wanted load was not offered, where that is not the server's doing.
+    fn doubt(&self) -> Option<Doubt> {
+        let Snapshot { tries, awake, in_time, .. } = self.totals;
+        if tries == 0 {
+            return Some(Doubt::NoTry);
+        }
+        if self.too_few(awake) {
+            return Some(Doubt::Crowd);
+        }
+        // A server that answers slowly keeps the sockets busy; one that keeps up does not.
+        (self.too_few(in_time) && !self.is_saturated()).then_some(Doubt::Sockets)
+    }
+
+    /// Whether more was due than the server answered. Where nearly everybody hears at once, it is only how tenths of a
+    /// second are counted; and a crowd that is late itself says nothing about it.
+    fn is_saturated(&self) -> bool {
+        let behind =
+            self.answered_per_s.saturating_mul(100) < self.offered_per_s.saturating_mul(KEEPS_UP_PERCENT_MIN);
+        self.too_many(self.busy)
+            || (behind && self.totals.click.p99_us > micros(NOTICED) && !self.too_few(self.totals.awake))
     }
 
     fn refused(&self, code: Code) -> u64 {
@@ -135,41 +242,47 @@ impl Load {
         count.saturating_mul(1_000) > self.totals.tries.max(1).saturating_mul(SHED_PER_MILLE_MAX)
     }
 
-    fn generator_was_late(&self) -> bool {
-        let Snapshot { late, socket_wait, .. } = &self.totals;
-        let limit = u64::try_from(GENERATOR_LATE_MAX.as_micros()).unwrap_or(u64::MAX);
-        late.p99_us > limit || (socket_wait.p99_us > limit && socket_wait.p99_us > self.totals.call.p99_us)
-    }
-
-    fn answer(&self, holds: bool, buyers: u32) -> String {
+    fn answer(&self, answer: Answer, buyers: u32) -> String {
         let crowd = many(buyers.into(), "buyer");
         if self.totals.tries == 0 {
             return format!("Nobody of {crowd} got as far as a try: nothing can be said about the sale.");
         }
         let p99 = span_us(self.totals.click.p99_us);
-        if holds && self.generator_was_late() {
-            return format!(
-                "It holds as far as this crowd could tell: {crowd}, but the crowd itself was too slow."
-            );
-        }
-        if holds {
-            format!("It holds: {crowd}, 99 of 100 heard within {p99} of their click.")
-        } else {
-            format!("It does not hold for {crowd}: 99 of 100 heard within {p99} of their click.")
+        match answer {
+            Answer::Holds => format!("It holds: {crowd}, 99 of 100 heard within {p99} of their click."),
+            Answer::DoesNotHold => {
+                format!("It does not hold for {crowd}: 99 of 100 heard within {p99} of their click.")
+            }
+            Answer::CannotTell => {
+                let in_time = self.in_time_percent();
+                format!(
+                    "It cannot be told whether it holds for {crowd}: only {in_time} of 100 tries went out when they were \
+                     due, {IN_TIME_PERCENT_MIN} are needed."
+                )
+            }
         }
     }
 
+    fn in_time_percent(&self) -> u64 {
+        let planned = self.totals.late.count.saturating_add(self.stranded);
+        self.totals.in_time.saturating_mul(100).checked_div(planned).unwrap_or(0)
+    }
+
+    /// Where it saturates, or as much as is known of that.
     fn rates(&self) -> String {
-        let (offered, answered) = (thousands(self.offered_per_s), thousands(self.answered_per_s));
-        let keeps_up = self.answered_per_s.saturating_mul(100) >= self.offered_per_s.saturating_mul(90);
-        if keeps_up {
-            format!(
-                "At the peak {offered} tries were due in a second and {answered} were answered: it kept up."
-            )
-        } else {
-            format!(
-                "At the peak {offered} tries were due in a second and {answered} were answered: that is where it saturates."
-            )
+        let (offered, served) = (thousands(self.offered_per_s), thousands(self.served_per_s));
+        let but = if self.busy > 0 { ", \"busy\" not counted" } else { "" };
+        let due = format!(
+            "At the peak {offered} tries were due in a second and {served} were answered in time{but}"
+        );
+        match self.doubt() {
+            _ if self.is_saturated() => format!("{due}: that is where it saturates."),
+            Some(_) => format!(
+                "{due}: it can take at least that. Where it saturates is not known, because the crowd did not offer more."
+            ),
+            None => format!(
+                "{due}: it kept up. It saturates beyond that, at {served} in a second or more; send more buyers to find where."
+            ),
         }
     }
 
@@ -181,10 +294,22 @@ impl Load {
         troubles
     }
 
+    /// What stood in the crowd's own way. It never breaks anything by itself: it is the reason for a doubt.
     fn generator_troubles(&self, troubles: &mut Vec<Trouble>) {
         let Snapshot { late, socket_wait, .. } = &self.totals;
-        let limit = u64::try_from(GENERATOR_LATE_MAX.as_micros()).unwrap_or(u64::MAX);
-        if late.p99_us > limit {
+        if self.stranded > 0 {
+            troubles.push(Trouble {
+                breaks: false,
+                sentence: format!(
+                    "{} got no pass, because this machine solved too few proofs of work.",
+                    many(self.stranded, "buyer")
+                ),
+                change: "Send fewer buyers, give them more time (--within, --open-in), or run the crowd from a machine \
+                         with more cores."
+                    .to_owned(),
+            });
+        }
+        if self.too_few(self.totals.awake) {
             troubles.push(Trouble {
                 breaks: false,
                 sentence: format!(
@@ -195,25 +320,36 @@ impl Load {
                     .to_owned(),
             });
         }
-        if socket_wait.p99_us > limit {
+        if socket_wait.p99_us > micros(NOTICED) || self.doubt() == Some(Doubt::Sockets) {
+            let whose =
+                if self.is_saturated() { ", because the server was slow with the calls before" } else { "" };
             troubles.push(Trouble {
                 breaks: false,
-                sentence: format!("Clicks waited up to {} for a free socket.", span_us(socket_wait.p99_us)),
-                change: "Give the crowd more sockets with --connections; the server needs `limits.connections` for them."
+                sentence: format!(
+                    "Clicks waited up to {} for a free socket{whose}.",
+                    span_us(socket_wait.p99_us)
+                ),
+                change: "Give the crowd more sockets with --connections, or run it from another machine; the server needs \
+                         `limits.connections` for them."
                     .to_owned(),
             });
         }
     }
 
     fn shed_troubles(&self, troubles: &mut Vec<Trouble>) {
+        if self.shed > 0 {
+            troubles.push(Trouble {
+                breaks: self.too_many(self.shed),
+                sentence: format!("{} told to come later until they gave up.", were(self.shed, "buyer")),
+                change: MORE_ROOM.to_owned(),
+            });
+        }
         let busy = self.refused(Code::Busy);
         if busy > 0 {
             troubles.push(Trouble {
                 breaks: self.too_many(busy),
                 sentence: format!("{} told \"busy\" and had to come again.", were(busy, "call")),
-                change: "Raise `limits.in_flight` and `queue.capacity` if memory allows, or let fewer come at once: a \
-                         `challenge` spreads the passes."
-                    .to_owned(),
+                change: MORE_ROOM.to_owned(),
             });
         }
         let too_fast = self.refused(Code::TooFast);
@@ -247,8 +383,7 @@ impl Load {
             });
         }
         let click = self.totals.click;
-        let limit = u64::try_from(ANSWER_WITHIN.as_micros()).unwrap_or(u64::MAX);
-        if click.p99_us > limit && !self.generator_was_late() {
+        if click.p99_us > micros(ANSWER_WITHIN) && self.doubt().is_none() {
             troubles.push(Trouble {
                 breaks: true,
                 sentence: format!(
@@ -258,6 +393,15 @@ impl Load {
                 ),
                 change: "Give the server more cores (`edge_threads`), or lower `limits.in_flight` so that it says \"busy\" \
                          sooner."
+                    .to_owned(),
+            });
+        }
+        if self.is_saturated() && self.doubt().is_none() {
+            troubles.push(Trouble {
+                breaks: true,
+                sentence: "More tries came than it could answer.".to_owned(),
+                change: "Give the server more cores (`edge_threads`), or let fewer come at once: a `challenge` spreads the \
+                         passes."
                     .to_owned(),
             });
         }
@@ -280,8 +424,8 @@ impl Load {
         }
         if self.turned_away > 0 {
             troubles.push(Trouble {
-                // Some are meant to be turned away; when all are, the rehearsal was of nothing.
-                breaks: self.totals.tries == 0,
+                // Some are meant to be turned away; when all are, there is no try, and nothing can be said.
+                breaks: false,
                 sentence: format!("{} turned away with a clear answer.", were(self.turned_away, "buyer")),
                 change: "If they should have been let in, see in the report what they were told: the sale's `registration` \
                          and `strikes.*` decide."
@@ -289,6 +433,16 @@ impl Load {
             });
         }
     }
+}
+
+fn is_busy(what: &What) -> bool {
+    matches!(what, What::Refused { code, .. } if code == Code::Busy.as_str())
+}
+
+/// Whether a try got a real answer, soon after its click.
+fn is_served(event: &Told) -> bool {
+    let shed = matches!(&event.what, What::Refused { status, .. } if *status >= 500);
+    !shed && event.told_us.saturating_sub(event.asked_us) <= micros(ANSWER_WITHIN)
 }
 
 fn were(count: u64, thing: &str) -> String {
@@ -414,8 +568,11 @@ mod tests {
             passes: 100,
             tries: 100,
             won: 10,
+            in_time: 100,
+            awake: 100,
             refused: BTreeMap::from([("sold_out".to_owned(), 90)]),
             click: Percentiles { count: 100, p50_us: 1_000, p90_us: 2_000, p99_us: 3_000, max_us: 4_000 },
+            late: Percentiles { count: 100, ..Percentiles::default() },
             ..Snapshot::default()
         };
         let histories: Vec<History> =
@@ -469,6 +626,8 @@ mod tests {
             connections: 8,
             command: "stampede rehearse".into(),
             notes: vec![],
+            gathered_at: None,
+            missing: vec![],
         }
     }
 
@@ -500,16 +659,18 @@ mod tests {
     #[test]
     fn a_calm_night_holds_and_says_how_long_the_stock_lasts() {
         let said = Rehearsal::of(&night(), 0);
-        assert!(said.holds, "{said:?}");
+        assert!(said.holds && said.answer == Answer::Holds, "{said:?}");
         assert_eq!(
             (said.offered_per_s, said.answered_per_s, said.sells_out_within_ms),
             (100, 100, Some(900))
         );
+        assert_eq!((said.at_least_per_s, said.saturates_at_per_s), (100, None));
         assert_eq!(
             said.sentences,
             [
                 "It holds: 100 buyers, 99 of 100 heard within 3.0 ms of their click.",
-                "At the peak 100 tries were due in a second and 100 were answered: it kept up.",
+                "At the peak 100 tries were due in a second and 100 were answered in time: it kept up. It saturates \
+                 beyond that, at 100 in a second or more; send more buyers to find where.",
                 "It sells out 900 ms after the opening.",
             ]
         );
@@ -531,8 +692,20 @@ mod tests {
             (|night| tell(night, "too_fast", 50), true, "limits.per_buyer_per_s"),
             (|night| night.facts.totals.click.p99_us = 9_000_000, false, "edge_threads"),
             (|night| night.facts.totals.late_passes = 50, false, "pass.lead_s"),
-            (|night| night.facts.totals.late.p99_us = 900_000, true, "another machine"),
+            // A few clicks late are no reason to doubt; more than one in twenty are.
             (|night| night.facts.totals.socket_wait.p99_us = 900_000, true, "--connections"),
+            (
+                |night| (night.facts.totals.in_time, night.facts.totals.awake) = (94, 94),
+                false,
+                "another machine",
+            ),
+            (
+                |night| give_up(night, "the crowd itself: no proof of work was solved in time"),
+                false,
+                "more cores",
+            ),
+            (|night| give_up(night, "no order: busy"), false, "limits.in_flight"),
+            (|night| give_up(night, "no pass: too_fast"), false, "limits.in_flight"),
             (|night| give_up(night, "no pass in time"), false, "report"),
             (|night| give_up(night, "no pass: not_registered"), true, "registration"),
             (
@@ -551,6 +724,59 @@ mod tests {
             assert_eq!(said.holds, *holds, "{setting}: {said:?}");
             assert!(said.changes.iter().any(|change| change.contains(setting)), "{setting}: {said:?}");
             assert!(said.to_text().contains("What to change:"));
+        }
+    }
+
+    #[test]
+    fn a_load_that_was_never_offered_cannot_be_judged() {
+        // The crowd was late itself: slow answers say nothing about the server.
+        let said = change(|night| {
+            let totals = &mut night.facts.totals;
+            (totals.in_time, totals.awake, totals.late.p99_us) = (60, 60, 5_000_000);
+            (totals.click.p99_us, totals.socket_wait.p99_us) = (5_100_000, 1_000);
+        });
+        assert_eq!((said.answer, said.holds), (Answer::CannotTell, false), "{said:?}");
+        assert_eq!(
+            said.sentences[0],
+            "It cannot be told whether it holds for 100 buyers: only 60 of 100 tries went out when they were due, 95 are \
+             needed."
+        );
+        assert!(said.sentences[1].contains("it can take at least that"), "{said:?}");
+        assert_eq!(said.changes.len(), 1, "{said:?}");
+        // Too few sockets, at a server that answers all it is sent.
+        let said = change(|night| {
+            let totals = &mut night.facts.totals;
+            (totals.in_time, totals.socket_wait.p99_us, totals.click.p99_us) = (60, 3_000_000, 3_000_000);
+        });
+        assert_eq!((said.answer, said.holds), (Answer::CannotTell, false), "{said:?}");
+        assert!(said.changes[0].contains("--connections"), "{said:?}");
+    }
+
+    #[test]
+    fn who_waits_for_a_socket_of_a_slow_server_waits_for_the_server() {
+        let said = change(|night| {
+            slow_down(night);
+            let totals = &mut night.facts.totals;
+            (totals.in_time, totals.socket_wait.p99_us, totals.call.p99_us) = (30, 9_000_000, 100_000);
+        });
+        assert_eq!((said.answer, said.holds), (Answer::DoesNotHold, false), "{said:?}");
+        assert_eq!(said.saturates_at_per_s, Some(10), "{said:?}");
+        assert!(said.sentences.iter().any(|said| said.contains("because the server was slow")), "{said:?}");
+    }
+
+    #[test]
+    fn a_night_that_was_broken_off_does_not_hold() {
+        let said = change(|night| night.facts.miss(Part::End, "the server was silent for 30 s"));
+        assert_eq!(said.answer, Answer::DoesNotHold, "{said:?}");
+        assert!(said.sentences[1].contains("the server was silent for 30 s"), "{said:?}");
+        assert_eq!(said.changes, ["See in the report what the buyers were told."]);
+    }
+
+    /// The answers come at ten a second.
+    fn slow_down(night: &mut Record) {
+        night.facts.totals.click.p99_us = 9_000_000;
+        for (number, history) in (0..).zip(&mut night.outcome.histories) {
+            history.events[0].told_us = 1_000_000 + number * 100_000;
         }
     }
 
@@ -589,13 +815,11 @@ mod tests {
 
     #[test]
     fn saturation_is_offered_against_answered() {
-        let said = change(|night| {
-            for (number, history) in (0..).zip(&mut night.outcome.histories) {
-                history.events[0].told_us = 1_000_000 + number * 100_000;
-            }
-        });
+        let said = change(slow_down);
         assert_eq!((said.offered_per_s, said.answered_per_s), (100, 10));
+        assert_eq!((said.answer, said.holds), (Answer::DoesNotHold, false), "{said:?}");
         assert!(said.sentences[1].ends_with("that is where it saturates."), "{said:?}");
+        assert!(said.changes.iter().any(|change| change.contains("edge_threads")), "{said:?}");
     }
 
     #[test]

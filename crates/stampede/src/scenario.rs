@@ -15,6 +15,11 @@ pub const PASSES_MAX: u32 = 8;
 /// Most volleys of one person.
 pub const VOLLEYS_MAX: u32 = 10_000;
 
+/// How long a buyer bears with what does not come, where the file says nothing else.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest patience: nobody waits for a page, or to pay late, for longer than this.
+pub const PATIENCE_MAX: Duration = Duration::from_secs(2 * 3_600);
+
 /// A night as it is described in a file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -26,10 +31,18 @@ pub struct Scenario {
     pub about: String,
     #[serde(default)]
     pub wanted: Wanted,
+    /// How long a buyer bears with a page that does not come or an order that stays queued, and how long one who pays
+    /// late waits for the deadline at most.
+    #[serde(default = "patience", with = "time")]
+    pub patience: Duration,
     #[serde(default)]
     pub arrival: Arrival,
     #[serde(rename = "person")]
     pub mix: Vec<Kind>,
+}
+
+const fn patience() -> Duration {
+    PATIENCE
 }
 
 /// What the buyers are after.
@@ -353,6 +366,9 @@ pub fn parse(text: &str) -> anyhow::Result<Scenario> {
     let scenario: Scenario = toml::from_str(text)?;
     check_mix(&scenario.mix)?;
     ensure!(scenario.arrival.at_once > 0, "`arrival.at_once` is 0; somebody must come");
+    let (patience, most) = (scenario.patience, PATIENCE_MAX.as_secs() / 60);
+    ensure!(!patience.is_zero(), "`patience` is 0; a buyer must bear with an answer for a moment");
+    ensure!(patience <= PATIENCE_MAX, "`patience` is {} s; it must be {most}m or less", patience.as_secs());
     Ok(scenario)
 }
 
@@ -404,6 +420,8 @@ mod tests {
         assert!(complaint(&format!("{person}parallel = 0\n")).contains("`parallel`"));
         assert!(complaint(&format!("{person}jitter = \"5h\"\n")).contains("the unit must be"));
         assert!(complaint(&format!("{person}follow = \"pigeon\"\n")).contains("pigeon"));
+        assert!(complaint("title = \"t\"\npatience = \"0s\"\n[[person]]\n").contains("`patience` is 0"));
+        assert!(complaint("title = \"t\"\npatience = \"121m\"\n[[person]]\n").contains("120m or less"));
         assert!(
             complaint("title = \"t\"\n[arrival]\nloop = \"sideways\"\n[[person]]\n").contains("sideways")
         );

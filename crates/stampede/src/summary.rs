@@ -9,7 +9,7 @@ use rules::wire::{Code, OfferStats};
 use serde_json::{Value, json};
 
 use crate::crowd::{Outcome, Snapshot};
-use crate::history::{History, Seen, What, is_an_answer};
+use crate::history::{History, Seen, What};
 use crate::say::Paint;
 use crate::verdict::{Evidence, Finding, Promise};
 use crate::words::{many, span, span_us, thousands};
@@ -54,7 +54,7 @@ impl End {
             Self::SoldOut
         } else if told(|what| matches!(what, What::HungUp { .. })) {
             Self::HungUp
-        } else if told(|what| matches!(what, What::GaveUp { why } if !is_an_answer(why))) {
+        } else if history.unanswered().is_some() {
             Self::GaveUp
         } else {
             Self::Other
@@ -91,7 +91,7 @@ impl Buyers {
 fn reasons(histories: &[History]) -> String {
     let others = histories.iter().filter(|history| End::of(history) == End::Other);
     let mut codes: BTreeMap<&str, u64> = BTreeMap::new();
-    for code in others.filter_map(History::last_refusal) {
+    for code in others.filter_map(|history| history.our_own().or_else(|| history.last_refusal())) {
         *codes.entry(code).or_default() += 1;
     }
     let mut codes: Vec<(&str, u64)> = codes.into_iter().collect();
@@ -102,18 +102,6 @@ fn reasons(histories: &[History]) -> String {
     let shown = codes.iter().take(CODES_SHOWN_MAX);
     let shown: Vec<String> = shown.map(|(code, count)| format!("{} {code}", thousands(*count))).collect();
     shown.join(", ")
-}
-
-/// Buyers who were told that payment, blocks or registration forbid it have an answer; who gave up has none.
-fn gave_up(histories: &[History], count: u64) -> Option<(Promise, String)> {
-    let why = histories.iter().flat_map(|history| &history.events).find_map(|event| match &event.what {
-        What::GaveUp { why } if !is_an_answer(why) => Some(why.as_str()),
-        _ => None,
-    });
-    let why = why.filter(|_| count > 0)?;
-    let went =
-        if count == 1 { "1 buyer went".to_owned() } else { format!("{} buyers went", thousands(count)) };
-    Some((Promise::EverybodyAnswered, format!("{went} home without an answer, one of them because: {why}.")))
 }
 
 fn sold_within(histories: &[History], opens_at: UnixMs) -> Duration {
@@ -153,25 +141,25 @@ pub struct Summary {
     orders: u64,
     /// From the opening to the last unit that was granted.
     sold_within: Duration,
+    /// Everybody was sent home before the end.
+    broken_off: bool,
     findings: Vec<(Promise, String)>,
 }
 
 impl Summary {
     pub fn of(outcome: &Outcome, opens_at: UnixMs, evidence: &Evidence<'_>, findings: &[Finding]) -> Self {
-        let mut findings: Vec<(Promise, String)> =
-            findings.iter().map(|finding| (finding.promise(), finding.to_string())).collect();
-        let buyers = Buyers::count(&outcome.histories);
-        findings.extend(gave_up(&outcome.histories, buyers.gave_up));
+        let findings = findings.iter().map(|finding| (finding.promise(), finding.to_string())).collect();
         let live = |order: &Seen| order.is_live();
         let orders = outcome.histories.iter().flat_map(History::orders).filter(live).count();
         Self {
             totals: outcome.totals.clone(),
             elapsed: outcome.elapsed,
-            buyers,
+            buyers: Buyers::count(&outcome.histories),
             reasons: reasons(&outcome.histories),
             units: evidence.after.map(|after| Units::of(&after.offers)),
             orders: u64::try_from(orders).unwrap_or(u64::MAX),
             sold_within: sold_within(&outcome.histories, opens_at),
+            broken_off: evidence.broken_off,
             findings,
         }
     }
@@ -203,7 +191,11 @@ impl Summary {
 
     /// Whether there was something to compare with what was promised.
     const fn is_compared(&self, promise: Promise) -> bool {
-        self.units.is_some() || !matches!(promise, Promise::NeverOversold | Promise::NoUnitStranded)
+        match promise {
+            Promise::NeverOversold | Promise::NoUnitStranded => self.units.is_some(),
+            Promise::EverybodyAnswered => !self.broken_off,
+            Promise::OneOrderPerBuyer | Promise::NobodyEarly | Promise::MoneyEndsOnce => true,
+        }
     }
 
     fn broken(&self, promise: Promise) -> Vec<&str> {
@@ -217,7 +209,7 @@ impl Summary {
         let orders = thousands(self.units.map_or(self.orders, |units| units.taken));
         match (promise, self.units) {
             (Promise::NeverOversold | Promise::NoUnitStranded, None) => {
-                "not compared: without the admin key nobody knows the stock".to_owned()
+                "not compared: without the operator's numbers nobody knows the stock".to_owned()
             }
             (Promise::NeverOversold, Some(units)) => {
                 format!("{} units, {orders} orders", thousands(units.stock))
@@ -232,6 +224,9 @@ impl Summary {
                     tries => format!("{} tries", thousands(tries)),
                 };
                 format!("{tries} with double clicks made {}", many(self.orders, "order"))
+            }
+            (Promise::EverybodyAnswered, _) if self.broken_off => {
+                "not compared: everybody was sent home before the end".to_owned()
             }
             (Promise::EverybodyAnswered, _) => {
                 format!("{crowd} buyers, none waits, every order seen again")
@@ -335,7 +330,7 @@ impl Summary {
             let broken = self.broken(promise);
             json!({
                 "promise": promise.words(),
-                "kept": self.is_compared(promise).then_some(broken.is_empty()),
+                "kept": (self.is_compared(promise) || !broken.is_empty()).then_some(broken.is_empty()),
                 "evidence": self.evidence(promise),
                 "findings": broken,
             })

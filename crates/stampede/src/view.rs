@@ -85,8 +85,27 @@ struct Look {
 /// Where it is shown.
 enum Shown {
     Bars(Box<Bars>),
-    Lines { last: String, due: Instant },
+    Lines(Lines),
     Nowhere,
+}
+
+/// Lines for a log.
+struct Lines {
+    last: String,
+    due: Instant,
+}
+
+impl Lines {
+    /// What is to be said now: something new, and not too often.
+    fn next(&mut self, look: &Look, now: Instant) -> Option<String> {
+        let counts = look.counts();
+        if now < self.due || counts == self.last {
+            return None;
+        }
+        let line = format!("{:<16} {counts}  {}", look.when(), look.latency());
+        (self.last, self.due) = (counts, now + LINES_EVERY);
+        Some(line.trim_end().to_owned())
+    }
 }
 
 impl<S: AsyncFn() -> anyhow::Result<Option<Stats>>> View<'_, S> {
@@ -125,7 +144,7 @@ impl<S: AsyncFn() -> anyhow::Result<Option<Stats>>> View<'_, S> {
         Ok(match (self.quiet, std::io::stderr().is_terminal()) {
             (true, _) => Shown::Nowhere,
             (false, true) => Shown::Bars(Box::new(Bars::new(self.crowd, self.stock)?)),
-            (false, false) => Shown::Lines { last: String::new(), due: self.clock.instant() },
+            (false, false) => Shown::Lines(Lines { last: String::new(), due: self.clock.instant() }),
         })
     }
 
@@ -140,12 +159,9 @@ impl<S: AsyncFn() -> anyhow::Result<Option<Stats>>> View<'_, S> {
         match shown {
             Shown::Nowhere => {}
             Shown::Bars(bars) => bars.set(&look),
-            Shown::Lines { last, due } => {
-                let (now, counts) = (self.clock.instant(), look.counts());
-                if now >= *due && counts != *last {
-                    let line = format!("{:<16} {counts}  {}", look.when(), look.latency());
-                    say::answer(line.trim_end());
-                    (*last, *due) = (counts, now + LINES_EVERY);
+            Shown::Lines(lines) => {
+                if let Some(line) = lines.next(&look, self.clock.instant()) {
+                    say::answer(&line);
                 }
             }
         }
@@ -305,8 +321,10 @@ mod tests {
 
     use super::*;
     use crate::crowd::{Crowd, CrowdSettings, Tokens};
+    use crate::fake::{FakeShop, Manners, SECRET};
+    use crate::scenario::Wanted;
 
-    const BEARS: Duration = Duration::from_millis(5);
+    const BEARS: Duration = Duration::from_millis(300);
 
     fn view<S: AsyncFn() -> anyhow::Result<Option<Stats>>>(samples: &Samples, stats: S) -> View<'_, S> {
         let nowhere = CrowdSettings::new(([127, 0, 0, 1], 1).into(), SaleId(1), Tokens::Demo, 1);
@@ -339,6 +357,35 @@ mod tests {
             error = view.show() => panic!("given up: {error}"),
             () = seen_again.notified() => {}
         }
+    }
+
+    #[tokio::test]
+    async fn a_line_shows_the_rate_the_latency_the_funnel_and_the_stock_left() {
+        let shop = FakeShop::open(Manners { stock: 7, ..Manners::default() });
+        let mut settings = CrowdSettings::new(shop.addr(), shop.sale(), Tokens::signed(SECRET), 20);
+        settings.wanted = Wanted::First;
+        let crowd = Crowd::new(settings).unwrap();
+        crowd.run().await.unwrap();
+        let samples = Samples::default();
+        let mut view = view(&samples, async || Ok(None));
+        view.progress = crowd.progress();
+        let (now, calls) = (view.clock.instant(), view.progress.snapshot().calls);
+        assert!(calls >= 20 * 4, "{calls}");
+        let mut rate = Rate { at: now - Duration::from_secs(1), calls: 0, per_s: 0 };
+        let look = view.look(Some(shop.stats()), &mut rate);
+        let mut lines = Lines { last: String::new(), due: now };
+        let line = lines.next(&look, now).unwrap();
+        let funnel =
+            "arrived     20  passes     20  tries     20  granted      7  recorded      7  left      7  ";
+        assert!(line.starts_with("open for ") && line.contains(funnel), "{line}");
+        let (_, rest) = line.split_once(funnel).unwrap();
+        let (rate, latency) = rest.split_once("/s  click to answer p50 ").unwrap();
+        assert!(rate.replace(',', "").parse::<u64>().unwrap() > 0 && latency.contains(", p99 "), "{line}");
+        // The same is not said twice, and nothing new before its time.
+        assert_eq!(lines.next(&look, now + LINES_EVERY), None);
+        lines.last.clear();
+        assert_eq!(lines.next(&look, now), None);
+        assert_eq!(lines.next(&look, now + LINES_EVERY), Some(line));
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::config::Settings;
 use crate::ledger::SqliteLedger;
 use crate::ledger::audit::{Doubt, Doubts, LedgerLook, Recounted, Remedy, Scope};
-use crate::queue::JournalLook;
+use crate::queue::{JournalLook, Misfit};
 
 /// Audits the folder, and keeps the report there. A folder in use is refused.
 pub async fn audit(settings: &Settings, request: AuditRequest, clock: &Clock) -> anyhow::Result<AuditView> {
@@ -81,13 +81,18 @@ async fn against_journal(
     let mut doubts = Doubts::default();
     let empty = JournalLook::default();
     let journal = journal.unwrap_or(&empty);
-    if journal.incarnation.as_ref().is_some_and(|found| found != ledger.incarnation()) {
-        doubts.extend(scope.is_all().then(|| Doubt::new(Kind::JournalForeign, None, 0)));
-        return Ok(doubts);
-    }
-    if look.cursor > journal.last_seq && scope.is_all() {
-        let doubt = Doubt::new(Kind::JournalShort, None, 0).with("cursor", look.cursor);
-        doubts.push(doubt.with("journal_ends_at", journal.last_seq));
+    // A journal that has never been opened takes the ledger's name when it is.
+    let name = journal.incarnation.as_deref().unwrap_or(ledger.incarnation());
+    match Misfit::between(name, journal.last_seq, ledger.incarnation(), look.cursor) {
+        Some(Misfit::Foreign) => {
+            doubts.extend(scope.is_all().then(|| Doubt::new(Kind::JournalForeign, None, 0)));
+            return Ok(doubts);
+        }
+        Some(Misfit::Short) if scope.is_all() => {
+            let doubt = Doubt::new(Kind::JournalShort, None, 0).with("cursor", look.cursor);
+            doubts.push(doubt.with("journal_ends_at", journal.last_seq));
+        }
+        Some(Misfit::Short) | None => {}
     }
     let mut left: HashMap<OfferId, u32> = look
         .offers

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use rules::id::{OrderId, PaymentId};
 use rules::payment::State;
 use rules::time::UnixMs;
-use rules::wire::{OperatorOrder, Page, PaymentView};
+use rules::wire::{OperatorOrder, Page, PaymentView, RefundRequest};
 use serde_json::{Value, json};
 
 use super::client::Client;
@@ -82,7 +82,7 @@ impl Till<'_> {
         match command {
             Command::List { order, state, limit } => self.list(*order, state.as_deref(), *limit).await,
             Command::Show { payment } => self.show(&self.client.get(&path_of(*payment)).await?),
-            Command::Refund { order, keep_units } => self.refund(*order, !keep_units).await,
+            Command::Refund { order, keep_units } => self.refund(*order, *keep_units).await,
             Command::Retry { payment } => {
                 let path = format!("{}/retry", path_of(*payment));
                 self.show(&self.client.post(&path, &json!({})).await?)
@@ -124,9 +124,10 @@ impl Till<'_> {
         Ok(())
     }
 
-    async fn refund(&self, order: OrderId, restock: bool) -> anyhow::Result<()> {
+    async fn refund(&self, order: OrderId, keep_units: bool) -> anyhow::Result<()> {
         let path = format!("/admin/v1/orders/{order}/refund");
-        let answer: Value = self.client.post(&path, &json!({"restock": restock})).await?;
+        let asked = RefundRequest { restock: keep_units.then_some(false) };
+        let answer: Value = self.client.post(&path, &serde_json::to_value(asked)?).await?;
         if self.json {
             say::answer(&answer.to_string());
             return Ok(());

@@ -264,6 +264,8 @@ impl Settings {
         problems.range("limits.sockets_per_buyer", limits.sockets_per_buyer, 1..=1_000, "sockets");
         problems.range("limits.wait_s", limits.wait_s, 1..=300, SECONDS);
         problems.range("limits.stream_life_s", limits.stream_life_s, 1..=86_400, SECONDS);
+        problems.range("limits.ping_s", limits.ping_s, 1..=300, SECONDS);
+        problems.range("limits.registrations", limits.registrations, 1..=1_000_000_000, "registrations");
         problems.range("queue.capacity", self.queue.capacity, 1..=16_777_216, "claims");
         problems.range("queue.batch", self.queue.batch, 1..=65_536, "claims");
         problems.range("clerk.batch", self.clerk.batch, 1..=65_536, "claims");

@@ -112,6 +112,8 @@ pub struct LimitsSettings {
     pub sockets_per_buyer: usize,
     pub wait_s: u32,
     pub stream_life_s: u32,
+    pub ping_s: u32,
+    pub registrations: u64,
     pub trusted_proxies: Vec<String>,
 }
 
@@ -437,7 +439,7 @@ mod tests {
         assert_eq!((limits.header_timeout_s, limits.body_timeout_s, limits.idle_timeout_s), (5, 5, 60));
         assert_eq!((limits.body_bytes, limits.header_bytes), (16_384, 16_384));
         assert_eq!((limits.sockets, limits.sockets_per_buyer), (50_000, 5));
-        assert_eq!((limits.wait_s, limits.stream_life_s), (30, 3_600));
+        assert_eq!((limits.wait_s, limits.stream_life_s, limits.ping_s), (30, 3_600, 20));
         assert_eq!((queue.capacity, queue.batch, clerk.batch), (65_536, 2_048, 2_048));
         assert_eq!((strikes.limit, strikes.window_days, strikes.block_hours), (3, 30, 72));
         assert_eq!((challenge.life_s, defaults().drain_s, defaults().storefront.cooldown_s), (120, 15, 5));

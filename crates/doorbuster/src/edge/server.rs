@@ -219,7 +219,7 @@ fn serve_socket(
     let shared = &local.0;
     let limits = &shared.app.settings.limits;
     let mut http = hyper::server::conn::http1::Builder::new();
-    http.max_buf_size(limits.header_bytes.max(8_192)).pipeline_flush(true).half_close(false);
+    http.max_buf_size(limits.header_bytes.max(8_192)).half_close(false);
     let (app, draining) = (Arc::clone(&shared.app), Arc::clone(&shared.draining));
     let tries = socket.audience != Audience::Operators;
     let io = TokioIo::new(Shortcut::new(stream, Arc::clone(&watch), app, draining, tries));

@@ -723,6 +723,14 @@ impl MemoryGate {
     }
 }
 
+#[cfg(test)]
+impl MemoryGate {
+    /// Every lock that a grant may wait for, held for as long as the answer is kept.
+    pub(super) fn hold_every_lock(&self) -> impl Sized {
+        self.shards.iter().map(|shard| shard.locked.lock()).collect::<Vec<_>>()
+    }
+}
+
 /// Held units by the number of their offer.
 #[derive(Debug)]
 struct Sums(Vec<u64>);

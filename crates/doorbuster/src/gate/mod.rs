@@ -13,6 +13,9 @@ mod table;
 #[cfg(test)]
 mod table_tests;
 
+#[cfg(test)]
+mod lock_tests;
+
 use std::sync::Arc;
 
 use rules::admission::Verdict;

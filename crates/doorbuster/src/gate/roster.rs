@@ -1,9 +1,12 @@
-//! Who signed up, who is blocked and who has strikes, in memory: passes are given without asking the ledger. Loaded whole
-//! at start and written through by whoever changes the ledger, after its commit. Who is blocked is computed by
-//! `rules::strike` each time it is asked; nothing here ends by a timer.
+//! Who signed up, who is blocked and who has strikes, in memory: passes are given without asking the ledger. Loaded
+//! at start and written through by whoever changes the ledger, after its commit. Registrations are kept for sales that
+//! still need them; which those are is decided by the desk. Who is blocked is computed by `rules::strike` each time it is
+//! asked; nothing here ends by a timer.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hasher as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use rules::buyer::BuyerId;
@@ -20,16 +23,26 @@ const SHARDS: usize = 64;
 /// ledger; a minute is very long.
 const LIFTS_WAIT_MS: i64 = 60_000;
 
-/// Registrations are kept by a 128-bit keyed hash of (sale, buyer): a million of them take some 25 MB. Buyers with marks
-/// are kept by a hash of their own: a hundred thousand with one strike each take some 12 MB.
+/// Buyers are kept by a 128-bit keyed hash: a million registrations take some 25 MB, a hundred thousand buyers with one
+/// strike each some 12 MB.
 #[derive(Debug)]
 pub struct Roster {
-    registered: Box<[Mutex<HashSet<u128>>]>,
-    counts: RwLock<HashMap<SaleId, u64>>,
+    registered: RwLock<HashMap<SaleId, Arc<Registered>>>,
     marked: Box<[Mutex<Marked>]>,
     policy: Policy,
-    hash_keys: (u64, u64),
+    hash_keys: HashKeys,
 }
+
+/// Who signed up for one sale.
+#[derive(Debug)]
+pub struct Registered {
+    shards: Box<[Mutex<HashSet<u128>>]>,
+    count: AtomicU64,
+    hash_keys: HashKeys,
+}
+
+/// Secret and random: buyers choose their names.
+type HashKeys = (u64, u64);
 
 /// Buyers with marks.
 #[derive(Debug, Default)]
@@ -50,39 +63,75 @@ struct Marks {
 
 impl Roster {
     #[must_use]
-    pub fn new(policy: Policy, hash_keys: (u64, u64)) -> Self {
+    pub fn new(policy: Policy, hash_keys: HashKeys) -> Self {
         Self {
-            registered: std::iter::repeat_with(Mutex::default).take(SHARDS).collect(),
-            counts: RwLock::default(),
+            registered: RwLock::default(),
             marked: std::iter::repeat_with(Mutex::default).take(SHARDS).collect(),
             policy,
             hash_keys,
         }
     }
 
+    /// An empty list, to be filled with a sale's registrations and handed to [`Roster::keep`].
+    #[must_use]
+    pub fn empty_list(&self) -> Arc<Registered> {
+        Arc::new(Registered {
+            shards: std::iter::repeat_with(Mutex::default).take(SHARDS).collect(),
+            count: AtomicU64::new(0),
+            hash_keys: self.hash_keys,
+        })
+    }
+
+    /// From now on it is known here who signed up for the sale.
+    pub fn keep(&self, sale: SaleId, list: Arc<Registered>) {
+        self.registered.write().insert(sale, list);
+    }
+
+    /// From now on only the ledger knows who signed up for the sale.
+    pub fn let_go(&self, sale: SaleId) {
+        self.registered.write().remove(&sale);
+    }
+
+    /// The sales whose registrations are here.
+    #[must_use]
+    pub fn kept(&self) -> Vec<SaleId> {
+        self.registered.read().keys().copied().collect()
+    }
+
+    #[must_use]
+    pub fn keeps(&self, sale: SaleId) -> bool {
+        self.registered.read().contains_key(&sale)
+    }
+
+    /// A buyer signed up. Of a sale that is not kept here the ledger alone has to know.
     pub fn register(&self, sale: SaleId, buyer: &str) {
-        if self.change(sale, buyer, |set, key| set.insert(key)) {
-            *self.counts.write().entry(sale).or_default() += 1;
+        if let Some(list) = self.list(sale) {
+            list.add(buyer);
         }
     }
 
     pub fn unregister(&self, sale: SaleId, buyer: &str) {
-        if self.change(sale, buyer, |set, key| set.remove(&key))
-            && let Some(count) = self.counts.write().get_mut(&sale)
-        {
-            *count = count.saturating_sub(1);
+        if let Some(list) = self.list(sale) {
+            list.remove(buyer);
         }
     }
 
+    /// Whether the buyer signed up for the sale; `None` when only the ledger knows.
     #[must_use]
-    pub fn is_registered(&self, sale: SaleId, buyer: &str) -> bool {
-        self.change(sale, buyer, |set, key| set.contains(&key))
+    pub fn is_registered(&self, sale: SaleId, buyer: &str) -> Option<bool> {
+        self.list(sale).map(|list| list.holds(buyer))
     }
 
-    /// How many buyers signed up for the sale.
+    /// How many buyers signed up for the sale; `None` when only the ledger knows.
     #[must_use]
-    pub fn registrations(&self, sale: SaleId) -> u64 {
-        self.counts.read().get(&sale).copied().unwrap_or(0)
+    pub fn registrations(&self, sale: SaleId) -> Option<u64> {
+        self.list(sale).map(|list| list.count.load(Ordering::Acquire))
+    }
+
+    /// Registrations of all sales that are kept here.
+    #[must_use]
+    pub fn all_registrations(&self) -> u64 {
+        self.registered.read().values().map(|list| list.count.load(Ordering::Acquire)).sum()
     }
 
     /// The operator blocks a buyer; an earlier block by hand is replaced.
@@ -162,21 +211,44 @@ impl Roster {
         self.policy
     }
 
-    fn change(&self, sale: SaleId, buyer: &str, work: impl FnOnce(&mut HashSet<u128>, u128) -> bool) -> bool {
-        let key = self.key(&[&sale.to_bytes(), buyer.as_bytes()]);
-        self.registered.get(shard(key)).is_some_and(|shard| work(&mut shard.lock(), key))
+    fn list(&self, sale: SaleId) -> Option<Arc<Registered>> {
+        self.registered.read().get(&sale).map(Arc::clone)
     }
 
     fn with_marked<T>(&self, buyer: &str, work: impl FnOnce(&mut Marked, u128) -> T) -> Option<T> {
-        let key = self.key(&[buyer.as_bytes()]);
+        let key = key(self.hash_keys, buyer);
         self.marked.get(shard(key)).map(|shard| work(&mut shard.lock(), key))
     }
+}
 
-    fn key(&self, parts: &[&[u8]]) -> u128 {
-        let mut hasher = SipHasher13::new_with_keys(self.hash_keys.0, self.hash_keys.1);
-        parts.iter().for_each(|part| hasher.write(part));
-        hasher.finish128().as_u128()
+impl Registered {
+    /// Again is harmless.
+    pub fn add(&self, buyer: &str) {
+        if self.change(buyer, |set, key| set.insert(key)) {
+            self.count.fetch_add(1, Ordering::AcqRel);
+        }
     }
+
+    fn remove(&self, buyer: &str) {
+        if self.change(buyer, |set, key| set.remove(&key)) {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    fn holds(&self, buyer: &str) -> bool {
+        self.change(buyer, |set, key| set.contains(&key))
+    }
+
+    fn change(&self, buyer: &str, work: impl FnOnce(&mut HashSet<u128>, u128) -> bool) -> bool {
+        let key = key(self.hash_keys, buyer);
+        self.shards.get(shard(key)).is_some_and(|shard| work(&mut shard.lock(), key))
+    }
+}
+
+fn key(hash_keys: HashKeys, buyer: &str) -> u128 {
+    let mut hasher = SipHasher13::new_with_keys(hash_keys.0, hash_keys.1);
+    hasher.write(buyer.as_bytes());
+    hasher.finish128().as_u128()
 }
 
 fn shard(key: u128) -> usize {
@@ -259,16 +331,36 @@ mod tests {
     #[test]
     fn registrations_are_counted_once() {
         let roster = roster();
-        for _ in 0..2 {
-            roster.register(SaleId(1), "ann");
+        let (one, two) = (SaleId(1), SaleId(2));
+        for sale in [one, two] {
+            roster.keep(sale, roster.empty_list());
         }
-        roster.register(SaleId(2), "ann");
-        assert_eq!((roster.registrations(SaleId(1)), roster.registrations(SaleId(2))), (1, 1));
-        assert!(roster.is_registered(SaleId(1), "ann") && !roster.is_registered(SaleId(1), "bob"));
         for _ in 0..2 {
-            roster.unregister(SaleId(1), "ann");
+            roster.register(one, "ann");
         }
-        assert_eq!((roster.registrations(SaleId(1)), roster.registrations(SaleId(2))), (0, 1));
+        roster.register(two, "ann");
+        assert_eq!((roster.registrations(one), roster.registrations(two)), (Some(1), Some(1)));
+        assert_eq!(roster.all_registrations(), 2);
+        assert_eq!(["ann", "bob"].map(|buyer| roster.is_registered(one, buyer)), [Some(true), Some(false)]);
+        for _ in 0..2 {
+            roster.unregister(one, "ann");
+        }
+        assert_eq!((roster.registrations(one), roster.registrations(two)), (Some(0), Some(1)));
+    }
+
+    #[test]
+    fn what_is_let_go_is_no_longer_known_here() {
+        let roster = roster();
+        let sale = SaleId(1);
+        let list = roster.empty_list();
+        list.add("ann");
+        roster.keep(sale, list);
+        assert_eq!((roster.is_registered(sale, "ann"), roster.kept()), (Some(true), vec![sale]));
+        roster.let_go(sale);
+        roster.register(sale, "bob");
+        roster.unregister(sale, "ann");
+        assert_eq!((roster.is_registered(sale, "ann"), roster.registrations(sale)), (None, None));
+        assert_eq!((roster.all_registrations(), roster.keeps(sale)), (0, false));
     }
 
     #[test]

@@ -58,13 +58,15 @@ pub struct Courier {
 struct Work {
     window: Window,
     breaker: Breaker,
+    /// How often it was replaced by a new one.
+    breakers: u32,
     sink: Arc<Sink>,
     /// As the webhook was when the sink was made.
     url: String,
     was_disabled: bool,
     under_way: JoinSet<Result<(), Trouble>>,
-    /// What is under way, and by which sink: the webhook may change meanwhile.
-    sent: HashMap<Id, (Outgoing, Arc<Sink>)>,
+    /// What is under way, by which sink and under which breaker: the webhook may change meanwhile.
+    sent: HashMap<Id, (Outgoing, Arc<Sink>, u32)>,
     /// When the next delivery that waits in the ledger is due.
     next_due: Option<rules::time::UnixMs>,
     /// Whether to look into the ledger in any case.
@@ -95,6 +97,7 @@ impl Courier {
         let work = Work {
             window: Window::new(current.no, current.cursor),
             breaker: sink.breaker(),
+            breakers: 0,
             sink,
             url: current.url.clone(),
             was_disabled: current.disabled,
@@ -153,6 +156,7 @@ impl Courier {
         let webhook = Arc::clone(&self.webhook.borrow_and_update());
         if webhook.url != self.work.url || (self.work.was_disabled && !webhook.disabled) {
             self.work.breaker = self.work.sink.breaker();
+            self.work.breakers = self.work.breakers.wrapping_add(1);
             self.show_open(false);
         }
         (self.work.url, self.work.was_disabled) = (webhook.url.clone(), webhook.disabled);
@@ -302,23 +306,30 @@ impl Courier {
             let (sink, event) = (Arc::clone(&work.sink), delivery.event.clone());
             let span = tracing::debug_span!("delivery", event_id = %event.id);
             let task = work.under_way.spawn(async move { sink.send(&event).await }.instrument(span));
-            work.sent.insert(task.id(), (delivery, Arc::clone(&work.sink)));
+            work.sent.insert(task.id(), (delivery, Arc::clone(&work.sink), work.breakers));
         }
     }
 
     fn note(&mut self, done: Result<(Id, Result<(), Trouble>), JoinError>) {
         let (id, outcome) =
             done.unwrap_or_else(|error| (error.id(), Err(Trouble::new("the delivery was interrupted"))));
-        let Some((delivery, sink)) = self.work.sent.remove(&id) else { return };
+        let Some((delivery, sink, breaker)) = self.work.sent.remove(&id) else { return };
+        // What was sent before the operator mended it says nothing about the receiver as it is now.
+        let tells = breaker == self.work.breakers;
         match outcome {
             Ok(()) => {
                 self.count(Delivery::Delivered);
-                self.work.breaker.delivered();
+                if tells {
+                    self.work.breaker.delivered();
+                }
                 self.work.window.delivered(delivery.track);
             }
             Err(trouble) => {
                 if trouble.is_gone && Arc::ptr_eq(&sink, &self.work.sink) {
                     self.work.gone = Some((self.work.url.clone(), trouble.problem.clone()));
+                }
+                if tells {
+                    self.work.breaker.failed(self.app.clock.now(), rand::random());
                 }
                 self.note_failure(&delivery, trouble);
             }
@@ -329,7 +340,6 @@ impl Courier {
     fn note_failure(&mut self, delivery: &Outgoing, trouble: Trouble) {
         let now = self.app.clock.now();
         self.count(Delivery::Failed);
-        self.work.breaker.failed(now, rand::random());
         let waited = Duration::from_millis(since_of(delivery, now).ms_until(now));
         let patience = Duration::from_secs(u64::from(self.app.settings.webhooks.retry_hours) * 3_600);
         let attempts = attempts_of(delivery).saturating_add(1);

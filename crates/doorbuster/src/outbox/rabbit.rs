@@ -409,7 +409,7 @@ mod tests {
 
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("broker.url=amqp://{}", listener.local_addr().unwrap());
-        let settings = Settings::load(None, std::iter::empty(), &[url, "broker.timeout_s=1".into()]).unwrap();
+        let settings = Settings::load(None, std::iter::empty(), &[url, "broker.timeout_s=3".into()]).unwrap();
         let sink = RabbitSink::new(&settings.broker).unwrap();
         let trouble = sink.greet().await.unwrap_err();
         assert!(trouble.is_timeout, "{trouble:?}");

@@ -279,7 +279,11 @@ impl App {
     }
 
     /// The operator returns the money of a paid order, or tries again after a failure.
-    pub async fn refund_order(self: &Arc<Self>, id: OrderId, restock: bool) -> LedgerResult<RefundAsked> {
+    pub async fn refund_order(
+        self: &Arc<Self>,
+        id: OrderId,
+        restock: Option<bool>,
+    ) -> LedgerResult<RefundAsked> {
         let app = Arc::clone(self);
         self.to_the_end(async move {
             let asked = app.ledger.refund_order(id, restock, app.clock.now()).await?;

@@ -65,6 +65,25 @@ pub struct Journaled {
     pub permit: Permit,
 }
 
+/// Why a journal and a ledger cannot go on together: one of the two files was replaced, and orders would be lost or
+/// repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// It belongs to another ledger.
+    Foreign,
+    /// It ends before the last claim that the ledger has recorded from it.
+    Short,
+}
+
+impl Misfit {
+    /// `None` when a journal of the ledger `found`, which ends at `last_seq`, fits the ledger `incarnation`, whose clerk
+    /// has recorded everything up to `cursor`.
+    #[must_use]
+    pub fn between(found: &[u8], last_seq: u64, incarnation: &[u8; 16], cursor: u64) -> Option<Self> {
+        if found != incarnation { Some(Self::Foreign) } else { (cursor > last_seq).then_some(Self::Short) }
+    }
+}
+
 /// An opened journal, before its thread runs.
 #[derive(Debug)]
 pub struct Journal {
@@ -150,20 +169,20 @@ impl Journal {
         connection.execute("insert or ignore into identity values (1, ?1)", [incarnation.as_slice()])?;
         let found: Vec<u8> =
             connection.query_row("select incarnation from identity", [], |row| row.get(0))?;
-        ensure!(
-            found == incarnation,
-            "{} belongs to another ledger. Put the files of one backup together, or start with an empty data folder.",
-            path.display()
-        );
         let last: Option<i64> =
             connection.query_row("select max(last_seq) from entries", [], |row| row.get(0))?;
         let last_seq = u64::try_from(last.unwrap_or(0)).unwrap_or(0);
-        if cursor > last_seq {
-            bail!(
+        match Misfit::between(&found, last_seq, incarnation, cursor) {
+            Some(Misfit::Foreign) => bail!(
+                "{} belongs to another ledger. Put the files of one backup together, or start with an empty data folder.",
+                path.display()
+            ),
+            Some(Misfit::Short) => bail!(
                 "the ledger has recorded claims up to number {cursor}, but {} ends at {last_seq}: the journal was \
                  replaced or lost. Restore it from the same moment as the ledger.",
                 path.display()
-            );
+            ),
+            None => {}
         }
         let log = Log::of(&connection, path, vfs, COPY_PAGES)?;
         Ok(Self { connection, log, last_seq, cursor })

@@ -15,6 +15,6 @@ pub mod sqlite;
 pub mod unrecorded;
 
 pub use claim::{Claim, Revive};
-pub use journal::{Journal, JournalHandle, Journaled};
+pub use journal::{Journal, JournalHandle, Journaled, Misfit};
 pub use look::JournalLook;
 pub use unrecorded::Unrecorded;

@@ -24,6 +24,10 @@ pub const ADMIN_KEY: &str = "test-admin-key-0123456789abcdef0123456789abcdef";
 pub const AUTH_SECRET: &str = "test-auth-secret-0123456789abcdef0123456789abcdef";
 pub const PASS_SECRET: &str = "test-pass-secret-0123456789abcdef0123456789abcdef";
 
+/// How long a test waits for what must come: a busy machine and a slow disk take their time, and who waits for less is
+/// told of a defect that is none.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
 /// A running server with its data folder. Dropping it stops it; [`TestApp::stop`] waits for that.
 pub struct TestApp {
     pub app: Arc<App>,
@@ -84,7 +88,7 @@ impl TestApp {
 
     /// Waits until it ends by itself; answers why, and the data folder.
     pub async fn fail(mut self) -> (anyhow::Error, TempDir) {
-        let ended = tokio::time::timeout(Duration::from_secs(30), self.running.take().unwrap()).await;
+        let ended = tokio::time::timeout(PATIENCE, self.running.take().unwrap()).await;
         let outcome = ended.expect("it goes on").unwrap();
         (outcome.expect_err("it ended without a reason"), self.folder.take().unwrap())
     }
@@ -165,13 +169,20 @@ impl TestApp {
 
     /// Waits until every claim is recorded.
     pub async fn settled(&self) {
-        for _ in 0..2_000 {
-            if self.app.gate.memory.room().taken() == 0 {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        panic!("claims are still queued after 10 s");
+        eventually("every claim is recorded", async || self.app.gate.memory.room().taken() == 0).await;
+    }
+
+    /// An audit as the operator asks for it, once it has ended: one that takes longer than a request waits is told as
+    /// running, and is then to be asked for by its id.
+    pub async fn audited(&self, body: &Value) -> Value {
+        let request = self.client.post(self.url("/admin/v1/audit")).bearer_auth(ADMIN_KEY).json(body);
+        let (status, _, begun) = self.send(request).await;
+        assert!(matches!(status, 200 | 202), "{status}: {begun}");
+        assert_eq!(status == 200, begun["state"] == "done", "{begun}");
+        let path = format!("/admin/v1/audit/{}", begun["id"].as_str().unwrap());
+        let look = async || self.operate("GET", &path, None, 200).await;
+        eventually("the audit ends", async || look().await["state"] != "running").await;
+        look().await
     }
 }
 
@@ -179,6 +190,34 @@ impl Drop for TestApp {
     fn drop(&mut self) {
         self.shutdown.cancel();
     }
+}
+
+/// Waits until something is so. Asked once more when the time is over: a machine that slept through it has done no wrong.
+pub async fn eventually(what: &str, so: impl AsyncFn() -> bool) {
+    let begun = std::time::Instant::now();
+    loop {
+        let late = begun.elapsed() >= PATIENCE;
+        if so().await {
+            return;
+        }
+        assert!(!late, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Asks until a rate refuses, and answers how. A bucket fills up again while a slow machine asks, so that the first
+/// question too many may still be served; not so many of them.
+pub async fn refused_as_too_fast(
+    ask: impl AsyncFn() -> (u16, reqwest::header::HeaderMap, Value),
+) -> (reqwest::header::HeaderMap, Value) {
+    for _ in 0..20 {
+        let (status, headers, problem) = ask().await;
+        if status == 429 {
+            assert_code(&problem, "too_fast");
+            return (headers, problem);
+        }
+    }
+    panic!("20 questions in a row were not too fast");
 }
 
 /// A server whose clock stands still until it is advanced, and the clock.
@@ -205,7 +244,7 @@ pub fn settings(folder: &std::path::Path, overrides: &[&str]) -> Settings {
         format!("pass.secret={PASS_SECRET}"),
         "limits.per_ip_per_s=0".to_owned(),
         "limits.per_buyer_per_s=0".to_owned(),
-        "drain_s=2".to_owned(),
+        "drain_s=20".to_owned(),
     ];
     all.extend(overrides.iter().map(|&setting| setting.to_owned()));
     let settings = Settings::load(None, std::iter::empty(), &all).unwrap();

@@ -245,10 +245,8 @@ mod heavy {
         println!("it is full");
         server.take_nothing().unwrap();
         buy_and_cancel(&app, &sale, 35..40).await;
-        crate::operator_sales::eventually("the webhook does not notice", async || {
-            webhook.count("order.closed") == 40
-        })
-        .await;
+        crate::app::eventually("the webhook does not notice", async || webhook.count("order.closed") == 40)
+            .await;
         told(&app, &clock, "short of memory").await;
         shop.collect().await.unwrap();
         assert!(shop.closed() < 40, "it takes nothing but what was on its way");
@@ -275,6 +273,11 @@ mod heavy {
         shop.has_closed(47, &clock).await;
 
         shop.assert_in_order(47);
+        crate::app::eventually("the webhook has all", async || {
+            clock.advance(Duration::from_secs(60));
+            webhook.count("order.closed") == 47
+        })
+        .await;
         assert_in_order(&webhook, 47);
         assert_like_the_webhooks(&shop, &webhook);
         assert!(app.app.metrics.broker_deliveries.get(Delivery::Delivered) > 0);
@@ -334,8 +337,7 @@ mod heavy {
         std::fs::write(&ca_file, certificate).unwrap();
         let ca_file = format!("broker.ca_file={}", ca_file.display());
         let app = TestApp::on(folder, clock.clone(), &[INSIDE, KEEP, RETRY, &url, &ca_file]).await;
-        crate::operator_sales::eventually("it is connected", async || look(&app).await["connected"] == true)
-            .await;
+        crate::app::eventually("it is connected", async || look(&app).await["connected"] == true).await;
         assert_eq!(look(&app).await["last_problem"], Value::Null);
         app.stop().await
     }

@@ -7,7 +7,7 @@ use rules::buyer::BuyerId;
 use rules::sale::SaleAction;
 use serde_json::{Value, json};
 
-use crate::app::{TestApp, assert_code, draft, draft_between, with_manual_clock};
+use crate::app::{TestApp, TestSale, assert_code, draft, draft_between, with_manual_clock};
 
 fn titled(title: &str) -> Value {
     let mut draft = draft(1);
@@ -158,7 +158,8 @@ async fn availability_follows_the_sale_second_by_second() {
         (states, seen["offers"][0]["next_return_at"].clone())
     };
     assert_eq!(states().await, (vec!["upcoming".into(), "upcoming".into()], Value::Null));
-    clock.advance(Duration::from_secs(15));
+    // The draft's clock runs a little ahead of the server's, which stands still.
+    clock.advance(Duration::from_secs(60));
     assert_eq!(states().await.0, ["open", "all_paid"]);
     for (name, units, state) in [("ann", 5, "open"), ("bob", 5, "few"), ("eve", 1, "sold_out")] {
         app.buyer(name).buy(sale.offer(), units, 202).await;
@@ -214,13 +215,140 @@ async fn a_buyer_signs_up_sees_it_and_leaves() {
     assert_eq!(ann.call("DELETE", &path, None, 204).await, Value::Null);
     assert_code(&ann.call("DELETE", &path, None, 404).await, "not_found");
     ann.call("POST", &path, None, 201).await;
-    clock.advance(Duration::from_secs(600));
+    // The draft's clock runs a little ahead of the server's, which stands still.
+    clock.advance(Duration::from_secs(700));
     assert_code(&ann.call("DELETE", &path, None, 409).await, "registration_closed");
     assert_code(&app.buyer("bob").call("POST", &path, None, 409).await, "registration_closed");
     ann.call("POST", &path, None, 200).await;
     for method in ["GET", "POST", "DELETE"] {
         assert_code(&app.call(method, &path, None, None, 401).await, "unauthorized");
     }
+}
+
+/// A sale that wants registration, with times in seconds from the server's clock.
+fn registered_draft(app: &TestApp, window: (i64, i64), registration: (i64, i64)) -> Value {
+    let mut draft = draft(1);
+    let at = |seconds: i64| json!(app.app.clock.now().plus_ms(seconds * 1_000));
+    draft["registration"] = json!("required");
+    (draft["opens_at"], draft["closes_at"]) = (at(window.0), at(window.1));
+    draft["registration_opens_at"] = at(registration.0);
+    draft["registration_closes_at"] = at(registration.1);
+    draft
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn registration_has_a_window_of_its_own() {
+    let (app, clock) = with_manual_clock(&[]).await;
+    let sale = app.publish(registered_draft(&app, (600, 3_600), (60, 120))).await;
+    let path = format!("/api/v1/sales/{}/registration", sale.id);
+    let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
+    let is_open = async || {
+        let seen = app.operate("GET", &format!("/admin/v1/sales/{}/registrations", sale.id), None, 200).await;
+        seen["open"].as_bool().unwrap()
+    };
+    clock.advance(Duration::from_millis(59_999));
+    assert_code(&ann.call("POST", &path, None, 409).await, "registration_closed");
+    assert!(!is_open().await, "a moment before");
+    clock.advance(Duration::from_millis(1));
+    ann.call("POST", &path, None, 201).await;
+    assert!(is_open().await, "from registration_opens_at on");
+    clock.advance(Duration::from_millis(59_999));
+    bob.call("POST", &path, None, 201).await;
+    assert_eq!(bob.call("DELETE", &path, None, 204).await, Value::Null);
+    assert!(is_open().await, "up to the last moment");
+    clock.advance(Duration::from_millis(1));
+    assert_code(&bob.call("POST", &path, None, 409).await, "registration_closed");
+    assert_code(&ann.call("DELETE", &path, None, 409).await, "registration_closed");
+    assert!(!is_open().await, "at registration_closes_at, though the sale opens much later");
+    ann.call("GET", &path, None, 200).await;
+}
+
+/// What everybody is told of ann's registration, and of how many there are.
+async fn ann_is_known(app: &TestApp, sale: &TestSale, count: u64) {
+    let path = format!("/api/v1/sales/{}/registration", sale.id);
+    let ann = app.buyer("ann");
+    ann.call("GET", &path, None, 200).await;
+    ann.call("POST", &path, None, 200).await;
+    app.buyer("eve").call("GET", &path, None, 404).await;
+    assert_code(&app.buyer("eve").call("DELETE", &path, None, 404).await, "not_found");
+    let admin = format!("/admin/v1/sales/{}", sale.id);
+    let list = app.operate("GET", &format!("{admin}/registrations"), None, 200).await;
+    let shown = app.operate("GET", &admin, None, 200).await;
+    let all = app.operate("GET", "/admin/v1/sales", None, 200).await;
+    let listed = all["items"].as_array().unwrap().iter().find(|item| item["id"] == json!(sale.id)).unwrap();
+    let stats = app.stats(sale).await;
+    for told in [&list["count"], &shown["registrations"], &listed["registrations"], &stats["registrations"]] {
+        assert_eq!(told, count, "{}", sale.id);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn registrations_are_in_memory_only_while_their_sale_needs_them() {
+    let (app, clock) = with_manual_clock(&[]).await;
+    let ended = app.publish(registered_draft(&app, (600, 3_600), (0, 60))).await;
+    let closed = app.publish(registered_draft(&app, (600, 3_600), (0, 60))).await;
+    let later = app.publish(registered_draft(&app, (600, 99_999), (0, 60))).await;
+    let open = app.publish(draft(1)).await;
+    for sale in [&ended, &closed, &later] {
+        for name in ["ann", "bob"] {
+            let path = format!("/api/v1/sales/{}/registration", sale.id);
+            app.buyer(name).call("POST", &path, None, 201).await;
+        }
+    }
+    let roster = &app.app.roster;
+    let keeps = |sale: &TestSale| roster.keeps(sale.id.parse().unwrap());
+    assert_eq!([&ended, &closed, &later, &open].map(keeps), [true, true, true, false]);
+    assert_eq!(roster.all_registrations(), 6);
+
+    app.act(&ended, SaleAction::End).await;
+    assert!(!keeps(&ended), "its operator ended it");
+    clock.advance(Duration::from_secs(3_600));
+    app.app.forget_registrations().await;
+    assert_eq!([&closed, &later].map(keeps), [false, true], "its time is over");
+    assert_eq!(roster.all_registrations(), 2);
+    for sale in [&ended, &closed, &later] {
+        ann_is_known(&app, sale, 2).await;
+    }
+
+    // A sale that is prolonged gives passes again, to those who signed up.
+    let longer = json!({"closes_at": clock.now().plus_s(600)});
+    app.operate("PATCH", &format!("/admin/v1/sales/{}", closed.id), Some(&longer), 200).await;
+    assert!(keeps(&closed));
+    let pass = format!("/api/v1/offers/{}/pass", closed.offer());
+    app.buyer("ann").call("POST", &pass, Some(&json!({})), 200).await;
+    assert_code(&app.buyer("eve").call("POST", &pass, Some(&json!({})), 403).await, "not_registered");
+    clock.advance(Duration::from_secs(600));
+
+    // A start reads those that matter and no others.
+    let app = TestApp::on(app.stop().await, clock, &[]).await;
+    assert_eq!(app.app.roster.kept(), [later.id.parse().unwrap()]);
+    for sale in [&ended, &closed, &later] {
+        ann_is_known(&app, sale, 2).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_so_many_registrations_are_taken() {
+    let app = TestApp::with(&["limits.registrations=1"]).await;
+    let sale = app.publish(registered_draft(&app, (600, 3_600), (-60, 300))).await;
+    let path = format!("/api/v1/sales/{}/registration", sale.id);
+    let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
+    ann.call("POST", &path, None, 201).await;
+    assert_code(&bob.call("POST", &path, None, 503).await, "busy");
+    ann.call("POST", &path, None, 200).await;
+    ann.call("DELETE", &path, None, 204).await;
+    bob.call("POST", &path, None, 201).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sales_are_shown_from_memory_when_the_ledger_is_gone() {
+    let app = TestApp::start().await;
+    let sale = app.publish(draft(1)).await;
+    let hand = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
+    hand.execute_batch("alter table sales rename to elsewhere").unwrap();
+    app.operate("GET", &format!("/admin/v1/sales/{}", sale.id), None, 500).await;
+    let shown = app.call("GET", &format!("/api/v1/sales/{}", sale.id), None, None, 200).await;
+    assert_eq!(app.call("GET", "/api/v1/sales", None, None, 200).await["items"], json!([shown]));
 }
 
 #[tokio::test(flavor = "multi_thread")]

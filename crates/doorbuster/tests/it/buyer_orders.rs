@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::app::{TestApp, assert_code, draft};
+use crate::app::{TestApp, TestBuyer, assert_code, draft, eventually};
 
 fn id(order: &Value) -> String {
     order["id"].as_str().unwrap().to_owned()
 }
 
 /// Another hand on the ledger's file; while it holds a transaction, nothing is recorded.
-fn second_hand(app: &TestApp) -> rusqlite::Connection {
+pub fn second_hand(app: &TestApp) -> rusqlite::Connection {
     let connection = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
     connection.busy_timeout(Duration::from_secs(10)).unwrap();
     connection
@@ -103,15 +103,7 @@ async fn orders_are_listed_newest_first_in_pages() {
         bought.insert(0, id(&ann.buy(sale.offer(), 1, 202).await));
         app.settled().await;
     }
-    let mut listed = Vec::new();
-    let mut path = "/api/v1/orders?limit=2".to_owned();
-    loop {
-        let page = ann.call("GET", &path, None, 200).await;
-        listed.extend(page["items"].as_array().unwrap().iter().map(id));
-        let Some(cursor) = page["next_cursor"].as_str() else { break };
-        path = format!("/api/v1/orders?limit=2&cursor={cursor}");
-    }
-    assert_eq!(listed, bought);
+    assert_eq!(listed(&ann, 2).await, bought);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -121,6 +113,7 @@ async fn a_cancelled_unit_is_for_the_next_buyer_at_once() {
     let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
     let order = id(&ann.buy(sale.offer(), 1, 202).await);
     assert_code(&bob.buy(sale.offer(), 1, 409).await, "sold_out");
+    app.settled().await;
     let path = format!("/api/v1/orders/{order}/cancel");
     let closed = ann.call("POST", &path, None, 200).await;
     assert_eq!((&closed["state"], &closed["reason"]), (&json!("closed"), &json!("cancelled")));
@@ -170,6 +163,56 @@ async fn a_queued_order_is_seen_and_listed_but_not_yet_cancelled() {
     assert_eq!(ann.call("GET", "/api/v1/orders", None, 200).await["items"], json!([recorded]));
 }
 
+/// All orders of the buyer, page by page.
+async fn listed(buyer: &TestBuyer<'_>, limit: u32) -> Vec<String> {
+    let mut listed = Vec::new();
+    let mut path = format!("/api/v1/orders?limit={limit}");
+    loop {
+        let page = buyer.call("GET", &path, None, 200).await;
+        let items = page["items"].as_array().unwrap();
+        assert!(items.len() <= limit as usize, "{page}");
+        listed.extend(items.iter().map(id));
+        let Some(cursor) = page["next_cursor"].as_str() else { return listed };
+        path = format!("/api/v1/orders?limit={limit}&cursor={cursor}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_order_is_left_out_of_the_pages_while_some_are_queued() {
+    let app = TestApp::start().await;
+    let ann = app.buyer("ann");
+    let mut bought = Vec::new();
+    for _ in 0..2 {
+        bought.insert(0, id(&ann.buy(app.publish(draft(1)).await.offer(), 1, 202).await));
+        app.settled().await;
+    }
+    let sales = [app.publish(draft(1)).await, app.publish(draft(1)).await, app.publish(draft(1)).await];
+    let hand = second_hand(&app);
+    hand.execute_batch("begin immediate").unwrap();
+    let mut queued = Vec::new();
+    for sale in &sales {
+        queued.push(id(&ann.buy(sale.offer(), 1, 202).await));
+    }
+    // By their ids, newest first; those of one millisecond are in any order.
+    queued.sort_unstable_by(|one, other| other.cmp(one));
+    let all = [queued.clone(), bought].concat();
+    for limit in 1..=6 {
+        assert_eq!(listed(&ann, limit).await, all, "limit {limit}");
+    }
+    let first = ann.call("GET", "/api/v1/orders?limit=1", None, 200).await;
+    hand.execute_batch("rollback").unwrap();
+    app.settled().await;
+    // What was recorded between two pages comes with the recorded ones.
+    let cursor = first["next_cursor"].as_str().unwrap();
+    let rest = ann.call("GET", &format!("/api/v1/orders?cursor={cursor}"), None, 200).await;
+    let rest: Vec<String> = rest["items"].as_array().unwrap().iter().map(id).collect();
+    assert!(all[1..].iter().all(|order| rest.contains(order)), "{rest:?}");
+    for cursor in ["queued-", "queued-7", "x", "-1"] {
+        let refused = ann.call("GET", &format!("/api/v1/orders?cursor={cursor}"), None, 422).await;
+        assert_eq!(refused["field"], "cursor");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_goes_away_answers_its_long_polls() {
     let app = TestApp::start().await;
@@ -179,17 +222,8 @@ async fn a_server_that_goes_away_answers_its_long_polls() {
     let url = app.url(&format!("/api/v1/orders/{}?wait=30&after=2", id(&order)));
     let request = app.client.get(url).bearer_auth(&ann.token);
     let poll = tokio::spawn(async move { request.send().await.unwrap().json::<Value>().await.unwrap() });
-    eventually(|| app.app.in_flight.used(doorbuster::edge::limits::Class::Waiter) == 1).await;
+    let waiting = || app.app.in_flight.used(doorbuster::edge::limits::Class::Waiter);
+    eventually("the poll waits", async || waiting() == 1).await;
     app.stop().await;
     assert_eq!(poll.await.unwrap(), order);
-}
-
-async fn eventually(condition: impl Fn() -> bool) {
-    for _ in 0..2_000 {
-        if condition() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("not within 10 s");
 }

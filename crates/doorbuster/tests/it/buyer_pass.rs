@@ -10,7 +10,9 @@ use rules::sale::SaleAction;
 use rules::time::UnixMs;
 use serde_json::{Value, json};
 
-use crate::app::{TestApp, assert_code, draft, draft_between, with_manual_clock};
+use crate::app::{
+    PATIENCE, TestApp, assert_code, draft, draft_between, refused_as_too_fast, with_manual_clock,
+};
 
 fn pass_path(offer: &str) -> String {
     format!("/api/v1/offers/{offer}/pass")
@@ -19,7 +21,7 @@ fn pass_path(offer: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_pass_carries_a_new_order_and_says_when_it_ends() {
     let (app, clock) = with_manual_clock(&[]).await;
-    let sale = app.publish(draft_between(20, 3_600, 1)).await;
+    let sale = app.publish(draft_between(5, 3_600, 1)).await;
     let ann = app.buyer("ann");
     let (first, second) = (ann.pass(sale.offer()).await, ann.pass(sale.offer()).await);
     assert_ne!(first["order_id"], second["order_id"]);
@@ -41,7 +43,8 @@ async fn passes_are_given_from_the_lead_until_the_end() {
     assert_eq!(status, 425);
     assert_code(&problem, "not_open");
     let left_ms = problem["retry_after_ms"].as_u64().unwrap();
-    assert!((65_000..=71_000).contains(&left_ms), "{left_ms}");
+    // The draft's clock runs a little ahead of the server's, which stands still.
+    assert!((65_000..=130_000).contains(&left_ms), "{left_ms}");
     assert_eq!(headers["retry-after"], left_ms.div_ceil(1_000).to_string());
     clock.advance(Duration::from_millis(left_ms - 1));
     ann.call("POST", &pass_path(sale.offer()), Some(&json!({})), 425).await;
@@ -72,7 +75,8 @@ async fn a_paused_sale_gives_passes_and_an_ended_one_does_not() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_blocked_and_unregistered_buyers_get_no_pass() {
-    let app = TestApp::start().await;
+    // The registration ends with the opening, which must not come while this is under way.
+    let (app, _clock) = with_manual_clock(&[]).await;
     let mut draft = draft_between(10, 3_600, 1);
     draft["registration"] = json!("required");
     let sale = app.publish(draft).await;
@@ -126,7 +130,8 @@ async fn a_picture_is_given_and_a_wrong_answer_refused() {
     let path = format!("/api/v1/offers/{}/challenge", sale.offer());
     // While no picture is drawn yet, the answer is "busy".
     let mut given = Value::Null;
-    for _ in 0..1_000 {
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < PATIENCE {
         let request = app.client.post(app.url(&path)).bearer_auth(&ann.token);
         let (status, headers, body) = app.send(request).await;
         if status == 200 {
@@ -168,9 +173,7 @@ async fn who_asks_too_often_is_told_when_to_come_back() {
         let buyer = app.buyer(name);
         let ask = || app.send(app.client.post(app.url(&path)).bearer_auth(&buyer.token));
         assert_ne!(ask().await.0, 429);
-        let (status, headers, problem) = ask().await;
-        assert_eq!(status, 429, "{path}: {problem}");
-        assert_code(&problem, "too_fast");
+        let (headers, problem) = refused_as_too_fast(async || ask().await).await;
         assert!((1..=1_000).contains(&problem["retry_after_ms"].as_u64().unwrap()));
         assert_eq!(headers["retry-after"], "1");
     }

@@ -6,7 +6,10 @@ use doorbuster::edge::limits::{Class, EXPIRED_PASSES_MAX};
 use rules::sale::SaleAction;
 use serde_json::{Value, json};
 
-use crate::app::{TestApp, TestSale, assert_code, draft, draft_between, with_manual_clock};
+use crate::app::{
+    TestApp, TestSale, assert_code, draft, draft_between, refused_as_too_fast, with_manual_clock,
+};
+use crate::buyer_orders::second_hand;
 
 fn path(sale: &TestSale) -> String {
     format!("/api/v1/offers/{}/orders", sale.offer())
@@ -42,6 +45,7 @@ async fn a_pass_whose_order_has_ended_is_spent_also_after_a_restart() {
     let ann = app.buyer("ann");
     let pass = ann.pass(sale.offer()).await;
     let order = ann.buy_with(sale.offer(), text(&pass["pass"]), 1, 202).await;
+    app.settled().await;
     ann.call("POST", &format!("/api/v1/orders/{}/cancel", text(&order["id"])), None, 200).await;
     let spent = ann.buy_with(sale.offer(), text(&pass["pass"]), 1, 200).await;
     assert_eq!((&spent["id"], &spent["state"]), (&order["id"], &json!("closed")));
@@ -123,14 +127,14 @@ async fn an_expired_pass_shows_its_order_if_there_is_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_is_early_and_nobody_is_late() {
     let (app, clock) = with_manual_clock(&[]).await;
-    let sale = app.publish(draft_between(20, 40, 9)).await;
+    let sale = app.publish(draft_between(10, 30, 9)).await;
     let ann = app.buyer("ann");
     let pass = ann.pass(sale.offer()).await;
     let problem = ann.buy_with(sale.offer(), text(&pass["pass"]), 1, 425).await;
     assert_code(&problem, "not_open");
     let left_ms = problem["retry_after_ms"].as_u64().unwrap();
     // The draft's clock runs a little ahead of the server's, which stands still.
-    assert!((15_000..=60_000).contains(&left_ms), "{left_ms}");
+    assert!((5_000..=60_000).contains(&left_ms), "{left_ms}");
     clock.advance(Duration::from_millis(left_ms - 1));
     let problem = ann.buy_with(sale.offer(), text(&pass["pass"]), 1, 425).await;
     assert_eq!(problem["retry_after_ms"], 1);
@@ -146,13 +150,35 @@ async fn a_client_that_prefers_to_wait_gets_the_recorded_order() {
     let app = TestApp::start().await;
     let sale = app.publish(draft(9)).await;
     let body = json!({"pass": app.buyer("ann").mint(sale.offer()), "quantity": 1});
-    let request = app.client.post(app.url(&path(&sale))).header("prefer", "wait=2").json(&body);
+    let request = app.client.post(app.url(&path(&sale))).header("prefer", "wait=20").json(&body);
     let (status, headers, order) = app.send(request).await;
     assert_eq!((status, &order["state"]), (201, &json!("awaiting_payment")));
     let location = format!("/api/v1/orders/{}?offer={}", text(&order["id"]), sale.offer());
     assert_eq!(headers["location"], location);
     let seen = app.buyer("ann").call("GET", &location, None, 200).await;
     assert_eq!(seen, order);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_whose_wait_is_over_is_told_queued() {
+    let app = TestApp::start().await;
+    let sale = app.publish(draft(9)).await;
+    let hand = second_hand(&app);
+    hand.execute_batch("begin immediate").unwrap();
+    let body = json!({"pass": app.buyer("ann").mint(sale.offer()), "quantity": 1});
+    let request = || app.client.post(app.url(&path(&sale))).header("prefer", "wait=1").json(&body);
+    for what in ["the first try", "a repeat"] {
+        let before = std::time::Instant::now();
+        let (status, headers, order) = app.send(request()).await;
+        assert_eq!((status, &order["state"]), (202, &json!("queued")), "{what}: {order}");
+        assert!(before.elapsed() >= Duration::from_secs(1), "the seconds are waited for");
+        let location = format!("/api/v1/orders/{}?offer={}", text(&order["id"]), sale.offer());
+        assert_eq!(headers["location"], location);
+    }
+    hand.execute_batch("rollback").unwrap();
+    app.settled().await;
+    let (status, _, order) = app.send(request()).await;
+    assert_eq!((status, &order["state"]), (201, &json!("awaiting_payment")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -218,8 +244,9 @@ async fn a_buyer_who_hammers_is_told_to_slow_down() {
     let sale = app.publish(draft(9)).await;
     let ann = app.buyer("ann");
     ann.buy_with(sale.offer(), &ann.mint(sale.offer()), 1, 202).await;
-    let problem = ann.buy_with(sale.offer(), &ann.mint(sale.offer()), 1, 429).await;
-    assert_code(&problem, "too_fast");
+    let attempt =
+        |pass: String| app.client.post(app.url(&path(&sale))).json(&json!({"pass": pass, "quantity": 1}));
+    let (_, problem) = refused_as_too_fast(async || app.send(attempt(ann.mint(sale.offer()))).await).await;
     assert!(problem["retry_after_ms"].as_u64().unwrap() > 0);
 }
 

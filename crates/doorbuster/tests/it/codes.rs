@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use testkit::disk::{Disk, Kind};
 
 use crate::app::{
-    ADMIN_KEY, PASS_SECRET, TestApp, TestSale, assert_code, draft, draft_between, with_manual_clock,
+    ADMIN_KEY, PASS_SECRET, TestApp, TestSale, assert_code, draft, draft_between, refused_as_too_fast,
+    with_manual_clock,
 };
 use crate::{money, unsure};
 
@@ -72,7 +73,8 @@ async fn provoke(code: Code) -> Met {
             let app = TestApp::with(&["payment.sandbox=true"]).await;
             let sale = app.open_sale(1).await;
             let order = app.buyer("ann").buy(sale.offer(), 1, 202).await;
-            app.send(cancel(&app, &order)).await;
+            app.settled().await;
+            assert_eq!(app.send(cancel(&app, &order)).await.0, 200);
             told(&app, pay(&app, &order, "sandbox")).await
         }
         Code::NotRefundable => {
@@ -88,6 +90,7 @@ async fn provoke(code: Code) -> Met {
             let app = TestApp::with(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await;
             let sale = app.open_sale(1).await;
             let order = app.buyer("ann").buy(sale.offer(), 1, 202).await;
+            app.settled().await;
             told(&app, pay(&app, &order, "stripe")).await
         }
         Code::NotReady => {
@@ -209,7 +212,8 @@ async fn provoke(code: Code) -> Met {
             let app = TestApp::with(&["limits.per_buyer_per_s=1", "limits.per_buyer_burst=1"]).await;
             let sale = app.open_sale(5).await;
             assert_eq!(app.send(attempt(&app, &sale, "ann", 1)).await.0, 202);
-            told(&app, attempt(&app, &sale, "ann", 1)).await
+            let again = async || app.send(attempt(&app, &sale, "ann", 1)).await;
+            Met(429, refused_as_too_fast(again).await.1)
         }
         Code::Internal => {
             // A ledger that somebody else has broken.
@@ -279,7 +283,7 @@ async fn every_status_of_the_document_can_be_met() {
     let known = app.client.get(app.url("/api/v1/sales")).header("if-none-match", &shown.headers()["etag"]);
     let socket = app.client.get(app.url("/api/v1/events")).header("connection", "upgrade");
     let socket = socket.header("upgrade", "websocket").header("sec-websocket-version", "13");
-    let waiting = attempt(&app, &sale, "bob", 1).header("prefer", "wait=10");
+    let waiting = attempt(&app, &sale, "bob", 1).header("prefer", "wait=20");
     let block = json!({"until": app.app.clock.now().plus_s(60)});
     app.operate("PUT", "/admin/v1/blocks/eve", Some(&block), 200).await;
     for (request, status) in [

@@ -236,7 +236,7 @@ async fn a_sale_that_publishes_itself_copies_its_images() {
     sale["publish_at"] = json!(clock.now().plus_s(60));
     let made = app.operate("POST", "/admin/v1/sales", Some(&sale), 201).await;
     clock.advance(Duration::from_secs(61));
-    crate::operator_sales::eventually("the copy is shown", async || {
+    crate::app::eventually("the copy is shown", async || {
         let path = format!("/api/v1/sales/{}", made["id"].as_str().unwrap());
         let seen = app.send(app.client.get(app.url(&path))).await.2;
         seen["offers"][0]["image"].is_string()

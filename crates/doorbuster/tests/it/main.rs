@@ -115,6 +115,12 @@ mod returns;
 /// WebSocket and event streams.
 mod push;
 
+/// Keys that change.
+mod keys;
+
+/// What is counted on the way from a try to its order.
+mod metrics;
+
 /// Clients who mean no good, over raw sockets.
 mod protection;
 

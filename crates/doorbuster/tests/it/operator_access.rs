@@ -152,8 +152,7 @@ async fn calls_that_need_no_body_take_none() {
         assert_eq!(app.send(post().header("content-type", "text/plain").body("{}")).await.0, 415, "{path}");
         assert_eq!(app.send(post().json(&json!({"nonsense": 1}))).await.0, 422, "{path}");
     }
-    let of_sale = json!({"sale_id": sale.id});
-    let made = app.operate("POST", "/admin/v1/audit", Some(&of_sale), 200).await;
+    let made = app.audited(&json!({"sale_id": sale.id})).await;
     assert_eq!(made["clean"], true, "a body that is there counts: {made}");
 }
 

@@ -118,7 +118,7 @@ fn start(folder: &Path, crash_at: Option<&str>) -> (Process, String) {
 async fn a_crash_between_a_new_secret_and_its_answer_makes_no_second_secret() {
     let folder = tempfile::tempdir().unwrap();
     let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(20)).build().unwrap();
-    let (_process, url) = start(folder.path(), Some("desk.acted"));
+    let (dying, url) = start(folder.path(), Some("desk.acted"));
     let made = client.post(format!("{url}/admin/v1/webhooks")).bearer_auth(ADMIN_KEY);
     let made = made.json(&json!({"url": "http://127.0.0.1:9/"})).send().await.unwrap();
     let made: Value = made.json().await.unwrap();
@@ -126,6 +126,8 @@ async fn a_crash_between_a_new_secret_and_its_answer_makes_no_second_secret() {
     let request = client.post(format!("{url}{path}")).bearer_auth(ADMIN_KEY);
     let died = request.header("idempotency-key", "k").json(&json!({})).send().await;
     assert!(died.is_err(), "the process was told to die before it answers");
+    // Its sockets are gone before its lock is.
+    dying.wait(Duration::from_secs(30)).unwrap();
 
     let (_process, url) = start(folder.path(), None);
     let file = rusqlite::Connection::open(folder.path().join("doorbuster.db")).unwrap();

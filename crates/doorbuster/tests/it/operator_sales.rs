@@ -10,22 +10,11 @@ use futures_util::FutureExt as _;
 use rules::time::UnixMs;
 use serde_json::{Value, json};
 
-use crate::app::{ADMIN_KEY, TestApp, draft, draft_between};
+use crate::app::{ADMIN_KEY, TestApp, draft, draft_between, eventually};
 
 async fn make(app: &TestApp, draft: &Value) -> (String, Value) {
     let sale = app.operate("POST", "/admin/v1/sales", Some(draft), 201).await;
     (format!("/admin/v1/sales/{}", sale["id"].as_str().unwrap()), sale)
-}
-
-/// Waits until something is so.
-pub async fn eventually(what: &str, so: impl AsyncFn() -> bool) {
-    for _ in 0..4_000 {
-        if so().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("not within 20 s: {what}");
 }
 
 /// The draft with one field changed; `/offers/0/stock` names a field.

@@ -117,7 +117,7 @@ async fn a_stream_tells_the_numbers_as_they_change_and_ends_with_the_server() {
     let ann = app.buyer("ann");
     ann.buy_with(sale.offer(), &ann.mint(sale.offer()), 2, 202).await;
     let mut free = Value::Null;
-    for _ in 0..5 {
+    for _ in 0..60 {
         free = next().await.unwrap()["offers"][0]["free"].clone();
         if free == 3 {
             break;
@@ -154,7 +154,7 @@ async fn streams_of_operators_have_places_of_their_own() {
     let pause = format!("/admin/v1/sales/{}/pause", sale.id);
     app.operate("POST", &pause, None, 200).await;
     drop(first);
-    crate::operator_sales::eventually("the place is free again", async || {
+    crate::app::eventually("the place is free again", async || {
         let again = app.client.get(app.url(&path)).bearer_auth(ADMIN_KEY).send().await.unwrap();
         again.status() == 200
     })

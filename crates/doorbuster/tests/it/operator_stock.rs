@@ -68,15 +68,14 @@ async fn a_pause_in_the_middle_of_a_crowd_is_the_last_moment_of_a_grant() {
     let funnel = async || app.stats(&sale).await["funnel"]["granted"].as_u64().unwrap();
     for _ in 0..5 {
         let before = funnel().await;
-        crate::operator_sales::eventually("the crowd buys", async || funnel().await > before + 20).await;
+        crate::app::eventually("the crowd buys", async || funnel().await > before + 20).await;
         act(&app, &sale, "pause").await;
         // Grants are counted when their commit is told; let those that were given before the pause be counted.
         app.settled().await;
         let free = app.stats(&sale).await["offers"][0]["free"].clone();
         let tries = async || app.stats(&sale).await["funnel"]["tries"].as_u64().unwrap();
         let seen = tries().await;
-        crate::operator_sales::eventually("the crowd goes on trying", async || tries().await > seen + 50)
-            .await;
+        crate::app::eventually("the crowd goes on trying", async || tries().await > seen + 50).await;
         assert_eq!(app.stats(&sale).await["offers"][0]["free"], free, "a grant after the pause");
         act(&app, &sale, "resume").await;
     }

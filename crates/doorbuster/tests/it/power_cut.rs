@@ -22,13 +22,19 @@ mod heavy {
     use testkit::disk::{Disk, Fault, Kind, OperationKind, PowerCut};
     use tokio_util::sync::CancellationToken;
 
-    use crate::app::{draft, settings};
+    use crate::app::{PATIENCE, draft, settings};
     use crate::torture::{Torture, keep_disk};
 
     const STOCK: u32 = 30;
 
+    /// How many operations the sweeps that are not whole every day break.
+    const SWEPT_EVERY_DAY: u64 = 12;
+
     /// However the disk breaks, everybody hears something. Generous: the machine may do other work for a while.
     const ANSWERED_WITHIN: Duration = Duration::from_secs(90);
+
+    /// Whoever records nothing for so long is taken to have met a disk that has failed.
+    const FAILED: Duration = Duration::from_millis(400);
 
     struct Engine {
         app: Arc<App>,
@@ -69,15 +75,19 @@ mod heavy {
             self.app.gate.claim(&offer, &attempt, now).await
         }
 
-        /// Waits until the clerk has recorded everything, or the disk has failed.
-        async fn settle(&self) -> bool {
-            for _ in 0..400 {
+        /// Waits until the clerk has recorded everything, or has not for so long.
+        async fn settle(&self, patience: Duration) -> bool {
+            let begun = std::time::Instant::now();
+            loop {
+                let late = begun.elapsed() >= patience;
                 if self.app.gate.memory.room().taken() == 0 {
                     return true;
                 }
+                if late {
+                    return false;
+                }
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            false
         }
     }
 
@@ -181,12 +191,12 @@ mod heavy {
         }
     }
 
-    async fn work(engine: &Engine, steps: &[Step], what: &str) -> History {
+    async fn work(engine: &Engine, steps: &[Step], patience: Duration, what: &str) -> History {
         let mut history = History::default();
         for step in steps {
             let taken = tokio::time::timeout(ANSWERED_WITHIN, take(engine, step, &mut history)).await;
             assert!(taken.is_ok(), "{what}: {step:?} is never answered; before it {history:?}");
-            if !engine.settle().await {
+            if !engine.settle(patience).await {
                 break;
             }
         }
@@ -229,7 +239,7 @@ mod heavy {
         let _evidence = keep_disk(disk);
         let engine =
             Engine::open(disk).await.unwrap_or_else(|error| panic!("{what}: does not open: {error:#}"));
-        assert!(engine.settle().await, "{what}: the journal does not drain");
+        assert!(engine.settle(PATIENCE).await, "{what}: the journal does not drain");
         for (number, told) in &history.claims {
             let order = engine.app.ledger.order(order(*number)).await.unwrap();
             match told {
@@ -258,7 +268,7 @@ mod heavy {
             assert_eq!(told(&claimed), Told::Queued, "{what}: {claimed:?}");
         }
         assert!(matches!(engine.claim(5_000).await, Claimed::Answer(Verdict::SoldOut)), "{what}");
-        assert!(engine.settle().await, "{what}");
+        assert!(engine.settle(PATIENCE).await, "{what}");
         assert_eq!(
             engine.app.metrics.ledger_refusals.get(),
             0,
@@ -278,67 +288,121 @@ mod heavy {
         }
     }
 
-    /// How many operations the workload takes when nothing fails.
-    async fn operations(steps: &[Step]) -> u64 {
+    /// How many operations the workload takes when nothing fails; of one kind, or of all that change the disk.
+    async fn operations(steps: &[Step], only: Option<OperationKind>) -> u64 {
         let disk = prepared(false).await;
-        let before = disk.operations();
+        let count = || only.map_or_else(|| disk.operations(), |kind| disk.count(kind));
+        let before = count();
         let engine = Engine::open(&disk).await.unwrap();
-        let history = work(&engine, steps, "nothing fails").await;
+        let history = work(&engine, steps, PATIENCE, "nothing fails").await;
         assert!(history.claims.values().all(|told| *told == Told::Queued), "{history:?}");
         let changes = history.cancels.values().chain(history.changes.iter().map(|(_, made)| made));
         assert!(changes.into_iter().all(|made| *made == Made::Yes), "{history:?}");
         engine.close(Duration::from_secs(5)).await;
-        disk.operations() - before
+        count() - before
     }
 
-    /// Breaks the n-th operation of a workload and checks what survived. Answers whether the fault was really met.
-    async fn break_one(steps: &[Step], n: u64, kind: Kind, what: &str) -> bool {
+    /// What breaks: the n-th operation, or the n-th of one kind.
+    #[derive(Clone, Copy, Debug)]
+    struct Break {
+        n: u64,
+        kind: Kind,
+        only: Option<OperationKind>,
+    }
+
+    impl Break {
+        fn fault(self) -> Fault {
+            let fault = Fault::at(self.n, self.kind);
+            self.only.map_or(fault.clone(), |kind| fault.on(kind))
+        }
+
+        /// What the next start finds. A full disk has space again by then, and every other time the power went as well.
+        fn survivor(self, disk: Disk) -> Disk {
+            disk.free_space();
+            // A fault that was not met is still to come on that disk.
+            let power_stayed = self.kind == Kind::Enospc && self.n.is_multiple_of(2) && disk.fired();
+            if power_stayed { disk } else { disk.power_cut(PowerCut::DropUnsynced) }
+        }
+    }
+
+    /// Breaks one operation of a workload and checks what survived. Answers whether the fault was really met.
+    async fn break_one(steps: &[Step], broken: Break, what: &str) -> bool {
         // A disk that loses what was not synced may also spoil the bytes beside; one that errs keeps its manners.
-        let powersafe = !matches!(kind, Kind::Crash(_));
+        let powersafe = !matches!(broken.kind, Kind::Crash(_));
         let disk = prepared(powersafe).await;
-        disk.plan(Fault::at(n, kind));
+        disk.plan(broken.fault());
         let mut history = History::default();
         if let Ok(engine) = Engine::open(&disk).await {
-            history = work(&engine, steps, what).await;
+            history = work(&engine, steps, FAILED, what).await;
             let closing = tokio::time::timeout(ANSWERED_WITHIN, engine.close(Duration::from_millis(20)));
             closing.await.unwrap_or_else(|_| panic!("{what}: does not end"));
         }
         let fired = disk.fired();
-        let survived = disk.power_cut(PowerCut::DropUnsynced);
-        check(&survived, &history, what).await;
+        check(&broken.survivor(disk), &history, what).await;
         fired
     }
 
-    /// Breaks every operation of the fixed workload in turn, and counts how often the fault was really met.
-    async fn break_every(kind: impl Fn(u64) -> Kind) -> u64 {
-        let mut fired = 0;
+    /// Breaks these operations of the fixed workload in turn. Their number varies with the threads; most faults must be
+    /// met all the same.
+    async fn sweep(all: u64, breaks: impl Iterator<Item = Break>) {
         let steps = fixed_workload();
-        let all = operations(&steps).await;
-        for n in 1..=all {
-            let what = format!("operation {n} of {all}, {:?}", kind(n));
-            fired += u64::from(break_one(&steps, n, kind(n), &what).await);
+        let (mut tried, mut fired) = (0, 0);
+        for broken in breaks {
+            let what = format!("of {all}: {broken:?}");
+            tried += 1;
+            fired += u64::from(break_one(&steps, broken, &what).await);
         }
-        fired
+        println!("{fired} of {tried} faults were met, of {all} operations");
+        assert!(tried > 0 && fired * 2 > tried, "only {fired} of {tried} faults were met");
+    }
+
+    /// Breaks every operation.
+    async fn break_every(kind: impl Fn(u64) -> Kind) {
+        let all = operations(&fixed_workload(), None).await;
+        sweep(all, (1..=all).map(|n| Break { n, kind: kind(n), only: None })).await;
+    }
+
+    /// Breaks operations of one kind: a few of them every day, spread evenly, and nearly every one in a campaign.
+    async fn break_some(kind: Kind, only: OperationKind) {
+        let torture = Torture::of(SWEPT_EVERY_DAY);
+        let all = operations(&fixed_workload(), Some(only)).await;
+        let stride = all.div_ceil(torture.rounds).max(1);
+        let first = 1 + torture.seed % stride;
+        let chosen = (first..=all).filter(|n| (n - first).is_multiple_of(stride));
+        sweep(all, chosen.map(|n| Break { n, kind, only: Some(only) })).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_power_cut_at_every_operation_loses_nothing_answered() {
-        assert!(break_every(|_| Kind::Crash(PowerCut::DropUnsynced)).await > 20);
+        break_every(|_| Kind::Crash(PowerCut::DropUnsynced)).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn torn_pages_at_every_operation_lose_nothing_answered() {
-        assert!(break_every(|n| Kind::Crash(PowerCut::Torn { seed: n })).await > 20);
+        break_every(|n| Kind::Crash(PowerCut::Torn { seed: n })).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_failed_operation_is_never_told_as_success() {
-        assert!(break_every(|_| Kind::Eio).await > 20);
+        break_every(|_| Kind::Eio).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn an_error_after_success_is_told_as_unsure() {
-        assert!(break_every(|_| Kind::ErrorAfterSuccess).await > 20);
+        break_every(|_| Kind::ErrorAfterSuccess).await;
+    }
+
+    /// Only a write can find the disk full.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_disk_that_is_full_at_some_write_loses_nothing_and_goes_on_with_space() {
+        break_some(Kind::Enospc, OperationKind::Write).await;
+    }
+
+    /// As Linux does it: the pages are gone, and a second sync would say that all is well. At any other operation this is
+    /// an error like any other.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_sync_that_drops_its_data_is_never_told_as_success() {
+        break_some(Kind::LostSync, OperationKind::Sync).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -348,17 +412,18 @@ mod heavy {
         for round in 0..torture.rounds {
             let mut chance = torture.round(round);
             let steps = random_workload(&mut chance);
-            let all = operations(&steps).await;
+            let all = operations(&steps, None).await;
             let n = chance.random_range(1..=all);
-            let kind = match chance.random_range(0..5) {
+            let kind = match chance.random_range(0..6) {
                 0 => Kind::Crash(PowerCut::DropUnsynced),
                 1 => Kind::Crash(PowerCut::Torn { seed: chance.random() }),
                 2 => Kind::Eio,
                 3 => Kind::ErrorAfterSuccess,
+                4 => Kind::LostSync,
                 _ => Kind::Enospc,
             };
             let what = format!("seed {}, round {round}: operation {n} of {all}, {kind:?}", torture.seed);
-            fired += u64::from(break_one(&steps, n, kind, &what).await);
+            fired += u64::from(break_one(&steps, Break { n, kind, only: None }, &what).await);
         }
         // The number of operations varies with the threads; most faults must be met all the same.
         assert!(fired * 2 > torture.rounds, "only {fired} of {} faults were met", torture.rounds);
@@ -373,7 +438,7 @@ mod heavy {
         assert_eq!(engine.app.gate.memory.offer(OfferId(2)).unwrap().free(), STOCK);
         disk.free_space();
         assert_eq!(told(&engine.claim(0).await), Told::Queued);
-        assert!(engine.settle().await);
+        assert!(engine.settle(PATIENCE).await);
         engine.close(Duration::from_secs(5)).await;
         assert!(disk.fired());
         check(&disk, &History::of([(0, Told::Queued)]), "after a full disk").await;
@@ -385,14 +450,10 @@ mod heavy {
         let engine = Engine::open(&disk).await.unwrap();
         disk.plan(Fault::at(1, Kind::Enospc).on(OperationKind::Write).of_file("doorbuster.db-wal"));
         assert_eq!(told(&engine.claim(0).await), Told::Queued);
-        testkit::eventually(Duration::from_secs(5), || disk.fired());
+        testkit::eventually(PATIENCE, || disk.fired());
         assert_eq!(engine.app.gate.memory.room().taken(), 1);
         disk.free_space();
-        for _ in 0..500 {
-            if engine.settle().await {
-                break;
-            }
-        }
+        assert!(engine.settle(PATIENCE).await);
         assert!(engine.app.ledger.order(order(0)).await.unwrap().is_some());
         engine.close(Duration::from_secs(5)).await;
     }

@@ -14,9 +14,11 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::tungstenite::{self, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-use crate::app::{ADMIN_KEY, AUTH_SECRET, TestApp, TestBuyer, assert_code, draft, with_manual_clock};
+use crate::app::{
+    ADMIN_KEY, AUTH_SECRET, TestApp, TestBuyer, assert_code, draft, eventually, with_manual_clock,
+};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 struct Socket(WebSocketStream<MaybeTlsStream<TcpStream>>);
 
@@ -70,16 +72,6 @@ impl Socket {
     }
 }
 
-async fn eventually(condition: impl Fn() -> bool) {
-    for _ in 0..2_000 {
-        if condition() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("not within 10 s");
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_socket_tells_live_orders_and_then_every_change() {
     let app = TestApp::start().await;
@@ -104,10 +96,11 @@ async fn a_socket_tells_live_orders_and_then_every_change() {
     let told = socket.hear().await;
     assert_eq!((&told["order"]["id"], &told["order"]["state"]), (&before["id"], &json!("closed")));
     socket.say(&json!({"type": "unheard of"})).await;
-    assert_eq!(app.app.metrics.pushes.get(PushOutcome::Sent), 3);
+    // Counted once it is sent, which may be after it was heard.
+    eventually("three pushes", async || app.app.metrics.pushes.get(PushOutcome::Sent) == 3).await;
     assert_eq!(app.app.metrics.sockets_open.get(), 1);
     drop(socket);
-    eventually(|| app.app.metrics.sockets_open.get() == 0).await;
+    eventually("every socket is gone", async || app.app.metrics.sockets_open.get() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -138,7 +131,7 @@ async fn who_says_nothing_or_nonsense_is_sent_away() {
     large.say(&json!("x".repeat(5_000))).await;
     assert!(!matches!(large.message().await, Some(Message::Text(_))));
     assert_eq!(silent.closed().await, 4408);
-    eventually(|| app.app.metrics.sockets_open.get() == 0).await;
+    eventually("every socket is gone", async || app.app.metrics.sockets_open.get() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -161,8 +154,27 @@ async fn there_are_only_so_many_sockets_per_buyer_and_in_all() {
     assert_eq!(status, 503);
     assert_code(&problem, "busy");
     drop(first);
-    eventually(|| app.app.metrics.sockets_open.get() == 1).await;
+    eventually("one socket is gone", async || app.app.metrics.sockets_open.get() == 1).await;
     Socket::of(&eve).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_socket_is_pinged_and_who_stays_silent_is_let_go() {
+    let app = TestApp::with(&["limits.ping_s=3"]).await;
+    let mut lively = Socket::of(&app.buyer("ann")).await;
+    // Never read, so no ping is ever answered.
+    let _silent = Socket::of(&app.buyer("bob")).await;
+    let mut pings = 0;
+    // Reading answers pings. After three of them the silent one has let two go by.
+    while pings < 3 || app.app.metrics.sockets_open.get() != 1 {
+        let frame = tokio::time::timeout(SOON, lively.0.next()).await.expect("no ping came");
+        assert!(matches!(frame, Some(Ok(Message::Ping(_)))), "{frame:?}");
+        pings += 1;
+        assert!(pings < 20, "the silent one is still there");
+    }
+    let sale = app.open_sale(1).await;
+    app.buyer("ann").buy(sale.offer(), 1, 202).await;
+    assert_eq!(lively.hear().await["type"], "order", "who answers stays");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -172,7 +184,7 @@ async fn sockets_are_not_among_those_who_wait() {
     let stream = stream_request(&app.buyer("bob")).send().await.unwrap();
     assert_eq!(stream.status(), 200);
     assert_eq!(app.app.metrics.sockets_open.get(), 2);
-    eventually(|| app.app.in_flight.used(Class::Newcomer) == 0).await;
+    eventually("nobody is on the way in", async || app.app.in_flight.used(Class::Newcomer) == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -181,7 +193,7 @@ async fn only_so_many_sockets_are_on_their_way_in() {
     let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
     let mut inside = Socket::of(&ann).await;
     let mut unknown = Socket::open(&app, &[]).await;
-    eventually(|| app.app.in_flight.used(Class::Newcomer) == 1).await;
+    eventually("one is on the way in", async || app.app.in_flight.used(Class::Newcomer) == 1).await;
     let others: Vec<_> = (1..NEWCOMERS_MAX).map(|_| app.app.in_flight.enter(Class::Newcomer)).collect();
     assert!(others.iter().all(Result::is_ok));
     assert_eq!(Socket::open(&app, &[]).await.closed().await, 4429);
@@ -202,6 +214,7 @@ async fn a_change_that_was_overtaken_is_not_told() {
     let ann = app.buyer("ann");
     let order = ann.buy(sale.offer(), 1, 202).await;
     let id = order["id"].as_str().unwrap();
+    app.settled().await;
     let ended = ann.call("POST", &format!("/api/v1/orders/{id}/cancel"), None, 200).await;
     let mut socket = Socket::of(&ann).await;
     let publish = |order: &str, seq: u32| {
@@ -260,7 +273,8 @@ async fn whoever_was_away_when_an_order_ended_is_told_of_it() {
     let (here, away) = orders.split_at(orders.len() / 2);
     let close = async {
         clock.advance(Duration::from_secs(900));
-        eventually(|| app.app.metrics.releases.get(Letting::Timeout) == BUYERS).await;
+        let all_closed = async || app.app.metrics.releases.get(Letting::Timeout) == BUYERS;
+        eventually("all orders are closed", all_closed).await;
     };
     let (mut heard, ()) = tokio::join!(all_hear_of_the_end(here), close);
     heard.extend(all_hear_of_the_end(away).await);
@@ -353,7 +367,7 @@ async fn an_event_stream_tells_the_same() {
     let second = hear("cancelled").await;
     assert!(second.contains(&format!("id: {id}-3\n")), "{second}");
     drop(response);
-    eventually(|| app.app.metrics.sockets_open.get() == 0).await;
+    eventually("every socket is gone", async || app.app.metrics.sockets_open.get() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -367,7 +381,7 @@ async fn an_event_stream_ends_when_its_life_is_over() {
         assert_eq!(response.headers()["content-type"], "text/event-stream");
         tokio::time::timeout(SOON, response.text()).await.expect("still open").unwrap();
     }
-    eventually(|| app.app.metrics.sockets_open.get() == 0).await;
+    eventually("every socket is gone", async || app.app.metrics.sockets_open.get() == 0).await;
 }
 
 /// A token whose `exp` has passed, but by less than the leeway: it is good for about two seconds more.
@@ -380,7 +394,8 @@ fn token_at_its_end(app: &TestApp, name: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_outlasts_its_token() {
-    let app = TestApp::start().await;
+    // The clock stands, so that the token is still good however long it takes until everybody has come in.
+    let (app, _clock) = with_manual_clock(&[]).await;
     let token = token_at_its_end(&app, "ann");
     let mut by_frame = Socket::open(&app, &[]).await;
     by_frame.say(&json!({"type": "auth", "token": token})).await;

@@ -8,7 +8,7 @@ use testkit::process::{Process, Program};
 
 use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET};
 
-const START: Duration = Duration::from_secs(30);
+const START: Duration = Duration::from_secs(60);
 const ANSWER: Duration = Duration::from_secs(20);
 
 /// Status and body.

@@ -10,6 +10,8 @@ use tempfile::TempDir;
 use crate::app::{ADMIN_KEY, AUTH_SECRET, TestApp, TestSale, draft_between};
 
 const CLEAN: ExitCode = ExitCode::SUCCESS;
+/// How often a rehearsal is asked again on a machine that is busy with other things.
+const ATTEMPTS_MAX: u32 = 6;
 
 struct Stampede<'a> {
     app: &'a TestApp,
@@ -38,6 +40,38 @@ impl<'a> Stampede<'a> {
         args.extend(more);
         run(&args).await
     }
+
+    /// Rehearses until it holds. A crowd on a machine that is busy with other tests may be too late to tell, and says
+    /// so; a broken promise is never excused.
+    async fn rehearse(&self, sale: &TestSale, more: &[&str]) -> Value {
+        for _ in 0..ATTEMPTS_MAX {
+            let code = self.ask("rehearse", sale, more).await;
+            let night = self.json();
+            assert_exit_fits(code, &night);
+            if night["rehearsal"]["holds"] == true {
+                return night;
+            }
+        }
+        panic!("it never held: {:#}", self.json()["rehearsal"]);
+    }
+
+    /// The buyers' events of the kept history, buyer by buyer.
+    fn histories(&self) -> Vec<Vec<Value>> {
+        let kept = std::fs::read_to_string(self.file("night.jsonl")).unwrap();
+        let lines = kept.lines().skip(1).map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.map(|line| line["events"].as_array().unwrap().clone()).collect()
+    }
+}
+
+/// A rehearsal whose promises were kept ends with 0 when it holds and with 1 when it does not, or nobody can tell.
+fn assert_exit_fits(code: ExitCode, night: &Value) {
+    assert_eq!(
+        (&night["kept"], &night["findings"]),
+        (&Value::Bool(true), &Value::Array(vec![])),
+        "{night:#}"
+    );
+    let wanted = if night["rehearsal"]["holds"] == true { CLEAN } else { ExitCode::FAILURE };
+    assert_exit(code, wanted, &night["rehearsal"]);
 }
 
 async fn run(args: &[&str]) -> ExitCode {
@@ -62,8 +96,10 @@ mod heavy {
     async fn every_shipped_scenario_finds_the_shop_clean() {
         let app = TestApp::with(&["payment.sandbox=true"]).await;
         for shipped in stampede::scenario::SHIPPED {
-            let mut draft = draft_between(2, 3_600, 20);
-            draft["registration"] = if shipped.name == "registration" { "required" } else { "none" }.into();
+            // Nobody can sign up any more when it is open.
+            let signs_up = shipped.name == "registration";
+            let mut draft = draft_between(if signs_up { 6 } else { 2 }, 3_600, 20);
+            draft["registration"] = if signs_up { "required" } else { "none" }.into();
             let sale = app.publish(draft).await;
             let crowd = Stampede::of(&app);
             let (report, history) = (crowd.file("night.html"), crowd.file("night.jsonl"));
@@ -81,6 +117,10 @@ mod heavy {
             if shipped.name == "half-pay" {
                 let totals = &night["totals"];
                 assert!(totals["paid"].as_u64().unwrap() > 0 && totals["no_payment"] == 0, "{totals}");
+            }
+            if shipped.name == "registration" {
+                let refused = &night["totals"]["refused"];
+                assert!(refused["not_registered"].as_u64().unwrap_or(0) > 0, "{refused}");
             }
             let page = std::fs::read_to_string(&report).unwrap();
             assert!(
@@ -120,10 +160,9 @@ mod heavy {
         let app = TestApp::start().await;
         let sale = app.publish(draft_between(3_600, 7_200, 30)).await;
         let crowd = Stampede::of(&app);
-        let more = ["--buyers", "200", "--within", "1s", "--open-in", "3s"];
-        let code = crowd.ask("rehearse", &sale, &more).await;
-        let night = crowd.json();
-        assert_exit(code, CLEAN, &night["rehearsal"]);
+        // Time enough for everybody's pass: it does not hold where passes come late.
+        let more = ["--buyers", "200", "--within", "1s", "--open-in", "8s"];
+        let night = crowd.rehearse(&sale, &more).await;
         let said: Vec<&str> = night["rehearsal"]["sentences"]
             .as_array()
             .unwrap()
@@ -132,6 +171,10 @@ mod heavy {
             .collect();
         assert!(said[0].starts_with("It holds"), "{said:?}");
         assert!(said.iter().any(|sentence| sentence.starts_with("It sells out")), "{said:?}");
+        // Where it saturates is beyond what came; what it took is a lower bound.
+        assert!(said.iter().any(|sentence| sentence.contains("It saturates beyond that")), "{said:?}");
+        assert_eq!(night["rehearsal"]["saturates_at_per_s"], Value::Null);
+        assert!(night["rehearsal"]["at_least_per_s"].as_u64().unwrap() > 50, "{}", night["rehearsal"]);
         assert_eq!(night["summary"]["sold"], 30);
         // The real sale is untouched, the copy is over and was never listed.
         assert_eq!(app.stats(&sale).await["offers"][0]["free"], 30);
@@ -151,9 +194,76 @@ mod heavy {
         std::fs::write(&scenario, "title = \"hammers\"\n[[person]]\nvolleys = 10\nevery = \"20ms\"\n")
             .unwrap();
         let more = ["--buyers", "20", "--within", "1s", "--open-in", "3s", "--scenario", &scenario];
-        crowd.ask("rehearse", &sale, &more).await;
-        let changes = crowd.json()["rehearsal"]["changes"].to_string();
+        let code = crowd.ask("rehearse", &sale, &more).await;
+        let night = crowd.json();
+        // Who is told "too fast" has an answer: no promise is broken.
+        assert_exit_fits(code, &night);
+        let changes = night["rehearsal"]["changes"].to_string();
         assert!(changes.contains("limits.per_buyer_per_s"), "{changes}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn news_come_by_websocket_and_by_event_stream() {
+        let app = TestApp::start().await;
+        for follow in ["websocket", "sse"] {
+            let sale = app.open_sale(6).await;
+            let crowd = Stampede::of(&app);
+            let (scenario, history) = (crowd.file("watchers.toml"), crowd.file("night.jsonl"));
+            let watchers =
+                "title = \"watchers\"\n[arrival]\nloop = \"closed\"\nat_once = 4\n[[person]]\nfollow = ";
+            std::fs::write(&scenario, format!("{watchers}\"{follow}\"\n")).unwrap();
+            let more = ["--scenario", &scenario, "--buyers", "12", "--history", &history];
+            let code = crowd.ask("run", &sale, &more).await;
+            assert_exit(code, CLEAN, &crowd.json()["sentences"]);
+            let histories = crowd.histories();
+            let has = |events: &[Value], told: &str| events.iter().any(|event| event["told"] == told);
+            let winners: Vec<&Vec<Value>> =
+                histories.iter().filter(|events| has(events.as_slice(), "order")).collect();
+            assert_eq!(winners.len(), 6, "{follow}");
+            for events in winners {
+                let decided =
+                    |event: &&Value| event["told"] == "pushed" && event["order"]["state"] != "queued";
+                assert!(events.iter().any(|event| decided(&event)), "{follow}: {events:#?}");
+            }
+            let broken = |event: &&Value| event["told"] == "broken" && event["call"] == "push";
+            assert_eq!(histories.iter().flatten().find(broken), None, "{follow}");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_crowd_solves_the_proofs_of_work_of_the_real_server() {
+        let app = TestApp::with(&["challenge.pow_cost=2", "challenge.pow_tries=20"]).await;
+        let mut draft = draft_between(3, 3_600, 10);
+        draft["challenge"] = "pow".into();
+        let sale = app.publish(draft).await;
+        let crowd = Stampede::of(&app);
+        let code = crowd.ask("run", &sale, &["--buyers", "60", "--within", "500ms"]).await;
+        let night = crowd.json();
+        assert_exit(code, CLEAN, &night["sentences"]);
+        assert_eq!((&night["totals"]["passes"], &night["summary"]["sold"]), (&json!(60), &json!(10)));
+        assert_eq!(night["totals"]["refused"]["challenge_failed"], Value::Null);
+        assert!(night["totals"]["solving_us"].as_u64().unwrap() > 0);
+        assert!(night["notes"].to_string().contains("This machine solves about"), "{}", night["notes"]);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn late_money_comes_after_the_deadline_and_ends_once() {
+        let app = TestApp::with(&["payment.sandbox=true"]).await;
+        let mut draft = draft_between(2, 3_600, 5);
+        draft["pay_within_s"] = 2.into();
+        let sale = app.publish(draft).await;
+        let crowd = Stampede::of(&app);
+        let (scenario, history) = (crowd.file("late.toml"), crowd.file("night.jsonl"));
+        let late = "title = \"late\"\n[arrival]\npages_ahead = \"1s\"\n[[person]]\npay_late = 1.0\ndecide_within = \"0ms\"\n";
+        std::fs::write(&scenario, late).unwrap();
+        let more = ["--scenario", &scenario, "--buyers", "8", "--within", "200ms", "--history", &history];
+        let code = crowd.ask("run", &sale, &more).await;
+        let night = crowd.json();
+        assert_exit(code, CLEAN, &night["sentences"]);
+        assert_eq!(night["totals"]["not_late"], 0, "{}", night["totals"]);
+        let histories = crowd.histories();
+        let paid_late = |event: &&Value| event["told"] == "paid" && event["late"] == true;
+        assert!(histories.iter().flatten().any(|event| paid_late(&event)), "{histories:#?}");
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -193,15 +303,13 @@ mod heavy {
         draft["challenge"] = "picture".into();
         let sale = app.publish(draft).await;
         let crowd = Stampede::of(&app);
-        let more = ["--buyers", "20", "--within", "500ms", "--open-in", "2s"];
+        let more = ["--buyers", "20", "--within", "500ms", "--open-in", "8s"];
         // A scenario that is not there leaves no copy behind.
         let code = crowd.ask("rehearse", &sale, &[&more[..], &["--scenario", "none such"]].concat()).await;
         assert_exit(code, ExitCode::FAILURE, &"no such scenario");
         let sales = app.operate("GET", "/admin/v1/sales", None, 200).await;
         assert_eq!(sales["items"].as_array().unwrap().len(), 1, "{sales}");
-        let code = crowd.ask("rehearse", &sale, &more).await;
-        let night = crowd.json();
-        assert_exit(code, CLEAN, &night["rehearsal"]);
+        let night = crowd.rehearse(&sale, &more).await;
         assert_eq!(night["summary"]["sold"], 5);
         assert!(night["notes"].to_string().contains("asks buyers to read a picture"), "{}", night["notes"]);
         let sales = app.operate("GET", "/admin/v1/sales", None, 200).await;
@@ -218,9 +326,7 @@ mod heavy {
         let crowd = Stampede::of(&app);
         // The last try is due long after the opening, when nobody can sign up any more.
         let more = ["--buyers", "40", "--within", "4s", "--open-in", "8s"];
-        let code = crowd.ask("rehearse", &sale, &more).await;
-        let night = crowd.json();
-        assert_exit(code, CLEAN, &night["rehearsal"]);
+        let night = crowd.rehearse(&sale, &more).await;
         assert_eq!((&night["totals"]["passes"], &night["summary"]["sold"]), (&json!(40), &json!(5)));
     }
 

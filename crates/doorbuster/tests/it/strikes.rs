@@ -10,8 +10,7 @@ use rules::money::Money;
 use rules::payment::{Capture, CaptureKey};
 use serde_json::{Value, json};
 
-use crate::app::{TestApp, TestSale, assert_code, draft, with_manual_clock};
-use crate::operator_sales::eventually;
+use crate::app::{TestApp, TestSale, assert_code, draft, eventually, with_manual_clock};
 
 /// Seconds to pay in these tests' sales.
 const PAY_WITHIN_S: u32 = 60;

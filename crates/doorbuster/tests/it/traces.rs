@@ -15,8 +15,7 @@ use secrecy::SecretString;
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use crate::app::{AUTH_SECRET, draft};
-use crate::operator_sales::eventually;
+use crate::app::{AUTH_SECRET, draft, eventually};
 use crate::served::Server;
 use crate::webhooks::INSIDE;
 
@@ -48,14 +47,21 @@ async fn take(State(collector): State<Collector>, uri: Uri, body: Bytes) -> Stat
     StatusCode::OK
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_purchase_leaves_its_spans_with_the_collector() {
-    let collector = Collector::default();
+/// What must not be in a span.
+struct Private {
+    token: String,
+    pass: String,
+    offer: String,
+}
+
+/// A purchase on a server that traces this share of requests, until its order has closed, the shop has heard of it and the
+/// server has ended.
+async fn purchase(collector: &Collector, ratio: &str) -> Private {
     let address = collector.open().await;
     let folder = tempfile::tempdir().unwrap();
     let endpoint = format!("telemetry.otlp_endpoint=http://{address}");
-    let settings = [endpoint.as_str(), "telemetry.trace_sample_ratio=1", INSIDE];
-    let server = Server::start(folder.path(), &settings, None);
+    let ratio = format!("telemetry.trace_sample_ratio={ratio}");
+    let server = Server::start(folder.path(), &[&endpoint, &ratio, INSIDE], None);
     let mut sale = draft(1);
     sale["pay_within_s"] = json!(1);
     let sale = server.operate("POST", "/admin/v1/sales", Some(&sale)).await;
@@ -76,16 +82,30 @@ async fn a_purchase_leaves_its_spans_with_the_collector() {
         collector.got("/events").contains("order.closed")
     })
     .await;
+    // Spans that are still here are sent before it ends.
     server.process.terminate().unwrap();
     server.process.wait(END).unwrap();
+    let pass = pass["pass"].as_str().unwrap().to_owned();
+    Private { token, pass, offer: offer.to_owned() }
+}
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purchase_leaves_its_spans_with_the_collector() {
+    let collector = Collector::default();
+    let Private { token, pass, offer } = purchase(&collector, "1").await;
     let spans = collector.got("/v1/traces");
     for name in ["try", "request", "journal_commit", "clerk_batch", "sweep", "delivery"] {
         assert!(spans.contains(name), "no span {name}");
     }
     assert!(spans.contains("/api/v1/offers/{offer}/pass"), "a request tells its route");
-    let pass = pass["pass"].as_str().unwrap();
-    for never in [token.as_str(), pass, "ann-of-the-traces", offer] {
+    for never in [token.as_str(), &pass, "ann-of-the-traces", &offer] {
         assert!(!spans.contains(never), "{never} is in a span");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_share_of_requests_no_span_is_sent() {
+    let collector = Collector::default();
+    purchase(&collector, "0").await;
+    assert_eq!(collector.got("/v1/traces"), "");
 }

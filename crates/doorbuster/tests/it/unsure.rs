@@ -1,9 +1,10 @@
-//! A server whose disk fails in the middle of a sync, as its buyers see it over HTTP.
+//! A server whose disk fails or is full, or whose queue is, as its buyers see it over HTTP.
 
 use serde_json::{Value, json};
 use testkit::disk::{Disk, Fault, Kind, OperationKind, PowerCut};
 
 use crate::app::{TestApp, TestSale, assert_code};
+use crate::buyer_orders::second_hand;
 
 /// A server whose next sync of the journal goes wrong, and its sale of three units, one of them sold.
 pub async fn about_to_fail(disk: &Disk, kind: Kind) -> (TestApp, TestSale, String) {
@@ -43,7 +44,7 @@ async fn a_failed_sync(kind: Kind, power_cut: bool) {
     let app = TestApp::on_disk(folder, &disk).await;
     for (name, pass) in [("ann", &anns_pass), ("bob", &bobs_pass)] {
         let url = app.url(&format!("/api/v1/offers/{}/orders", sale.offer()));
-        let request = app.client.post(url).header("prefer", "wait=10");
+        let request = app.client.post(url).header("prefer", "wait=20");
         let (status, _, order) = app.send(request.json(&json!({"pass": pass, "quantity": 1}))).await;
         assert!(matches!(status, 200 | 201), "{name}: {status} {order}");
         assert_eq!(order["state"], "awaiting_payment", "{name}");
@@ -67,4 +68,56 @@ async fn a_buyer_whose_sync_failed_is_told_unsure_and_finds_the_order_after_a_re
 async fn a_buyer_whose_sync_failed_before_a_power_cut_takes_the_unit_with_the_same_pass() {
     a_failed_sync(Kind::Eio, true).await;
     a_failed_sync(Kind::ErrorAfterSuccess, true).await;
+}
+
+/// The try of a buyer who is told `busy`: nothing happened, and the same pass may come again.
+async fn told_busy(app: &TestApp, sale: &TestSale, pass: &str) {
+    let free = async || app.stats(sale).await["offers"][0]["free"].clone();
+    let before = free().await;
+    let url = app.url(&format!("/api/v1/offers/{}/orders", sale.offer()));
+    let (status, headers, problem) =
+        app.send(app.client.post(url).json(&json!({"pass": pass, "quantity": 1}))).await;
+    assert_eq!(status, 503, "{problem}");
+    assert_code(&problem, "busy");
+    assert!(headers.contains_key("retry-after"));
+    assert_eq!(free().await, before, "no unit is taken");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_busy_to_buyers_until_there_is_space_again() {
+    let disk = Disk::new();
+    let app = TestApp::on_disk(tempfile::tempdir().unwrap(), &disk).await;
+    let sale = app.open_sale(3).await;
+    disk.plan(Fault::at(1, Kind::Enospc).on(OperationKind::Write).of_file("journal.db-wal"));
+    let ann = app.buyer("ann");
+    let pass = ann.mint(sale.offer());
+    for _ in 0..2 {
+        told_busy(&app, &sale, &pass).await;
+    }
+    assert!(disk.fired());
+    disk.free_space();
+    ann.buy_with(sale.offer(), &pass, 1, 202).await;
+    app.settled().await;
+    let stats = app.stats(&sale).await;
+    let units = &stats["offers"][0];
+    assert_eq!((&units["free"], &units["held"], &stats["funnel"]["busy"]), (&json!(2), &json!(1), &json!(2)));
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_is_busy_to_buyers_until_there_is_room_again() {
+    let app = TestApp::with(&["queue.capacity=1", "queue.batch=1"]).await;
+    let sale = app.open_sale(3).await;
+    let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
+    let hand = second_hand(&app);
+    hand.execute_batch("begin immediate").unwrap();
+    ann.buy_with(sale.offer(), &ann.mint(sale.offer()), 1, 202).await;
+    let pass = bob.mint(sale.offer());
+    told_busy(&app, &sale, &pass).await;
+    hand.execute_batch("rollback").unwrap();
+    app.settled().await;
+    bob.buy_with(sale.offer(), &pass, 1, 202).await;
+    app.settled().await;
+    let units = &app.stats(&sale).await["offers"][0];
+    assert_eq!((&units["free"], &units["held"]), (&json!(1), &json!(2)), "{units}");
 }

@@ -20,8 +20,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::app::{TestApp, TestSale, assert_code, draft, draft_between, with_manual_clock};
-use crate::operator_sales::eventually;
+use crate::app::{TestApp, TestSale, assert_code, draft, draft_between, eventually, with_manual_clock};
 use crate::receiver::{Books, Outcome};
 
 pub const INSIDE: &str = "webhooks.private_addresses=true";
@@ -245,12 +244,13 @@ async fn a_receiver_that_fails_now_and_then_gets_everything_and_each_order_in_it
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_receiver_and_a_silent_one_hurt_no_other() {
-    let app = TestApp::with(&[INSIDE]).await;
+    // The silent one is waited for until this is over: who is given up makes room for the next.
+    let app = TestApp::with(&[INSIDE, "webhooks.timeout_s=60"]).await;
     let (silent, live) = (Receiver::open(|_| Reply::Silence).await, Receiver::willing().await);
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    // No port that was free a moment ago: somebody else may be given it.
     let hooks = [
         hook(&app, &silent.url()).await,
-        hook(&app, &format!("http://{nobody}/")).await,
+        hook(&app, "http://127.0.0.1:1/").await,
         hook(&app, &live.url()).await,
     ];
     let sale = app.open_sale(50).await;
@@ -299,6 +299,12 @@ async fn what_is_not_taken_in_its_time_is_parked_and_a_replay_brings_it() {
     let hook = hook(&app, &receiver.url()).await;
     let sale = app.open_sale(50).await;
     buy_and_cancel(&app, &sale, 0..1).await;
+    // First in small steps: a clock that runs ahead of the attempts leaves time for a few of them only.
+    eventually("it was tried again and again", async || {
+        clock.advance(Duration::from_secs(60));
+        receiver.asked().iter().filter(|got| got.order().is_some()).count() > 3
+    })
+    .await;
     eventually("both events are parked", async || {
         clock.advance(Duration::from_secs(1_800));
         look(&app, &hook).await["parked"] == 2
@@ -336,7 +342,10 @@ async fn a_replay_since_a_time_repeats_everything_from_then_on_under_the_same_id
     clock.advance(Duration::from_secs(10));
     let since = clock.now();
     buy_and_cancel(&app, &sale, 3..6).await;
-    eventually("all events are there", async || receiver.count("order.closed") == 6).await;
+    eventually("all events are there", async || {
+        receiver.count("order.closed") == 6 && look(&app, &hook).await["behind_since"].is_null()
+    })
+    .await;
     let first = receiver.asked().len();
     let replay = json!({"since": since});
     let replayed = app.operate("POST", &format!("{}/replay", path(&hook)), Some(&replay), 200).await;
@@ -414,9 +423,10 @@ async fn who_no_longer_wants_a_type_does_not_wait_behind_it() {
     let hook = hook(&app, &receiver.url()).await;
     let sale = app.open_sale(50).await;
     buy_and_cancel(&app, &sale, 0..3).await;
+    let asked = || receiver.asked().iter().filter(|got| refused(got)).count();
+    eventually("each was tried", async || asked() == 3).await;
     eventually("they wait", async || look(&app, &hook).await["waiting"] == 6).await;
     assert_eq!(receiver.count("order.closed"), 0);
-    let asked = || receiver.asked().iter().filter(|got| refused(got)).count();
     let before = asked();
     // The clock stands still: nothing is due.
     let narrower = json!({"types": ["order.closed", "sale.*"]});
@@ -701,7 +711,8 @@ async fn events_that_became_too_old_for_a_receiver_are_counted_and_told() {
     let dropped = async |hook: &Value| look(&app, hook).await["dropped"].clone();
     let others = [dropped(&late_for_few).await, dropped(&late_for_none).await, dropped(&prompt).await];
     assert_eq!(others, [3, 0, 0].map(Value::from));
-    assert_eq!(app.app.metrics.deliveries.get(Delivery::Dropped), 11);
+    // Counted once they are gone.
+    eventually("they are counted", async || app.app.metrics.deliveries.get(Delivery::Dropped) == 11).await;
     app.operate("PATCH", &path(&late), Some(&json!({"disabled": false})), 200).await;
     eventually("what is left arrives", async || look(&app, &late).await["behind_since"].is_null()).await;
 }
@@ -810,7 +821,7 @@ async fn what_stood_behind_a_delivery_that_an_audit_dropped_goes_on() {
     file.execute("delete from events where type = 'order.recorded'", []).unwrap();
     drop(file);
     receiver.becomes(|_| Reply::Status(200));
-    let report = app.operate("POST", "/admin/v1/audit", Some(&json!({"repair": true})), 200).await;
+    let report = app.audited(&json!({"repair": true})).await;
     let findings = report["findings"].as_array().unwrap();
     let dropped = findings.iter().find(|finding| finding["kind"] == "delivery_without_event").unwrap();
     assert_eq!(dropped["repaired"], true, "{report}");
@@ -857,7 +868,24 @@ async fn an_address_that_was_mended_is_tried_at_once() {
     // The clock stands still: nothing that failed is due, but what is new goes out.
     buy_and_cancel(&app, &sale, 10..12).await;
     eventually("new ones arrive", async || mended.count("order.closed") >= 2).await;
-    assert_eq!(app.app.metrics.webhooks_resting.get(), 0);
+    eventually("it is not left alone", async || app.app.metrics.webhooks_resting.get() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_still_under_way_to_the_old_address_says_nothing_about_the_new_one() {
+    let (app, _clock) = with_manual_clock(&[INSIDE, KEEP, "webhooks.timeout_s=3"]).await;
+    let (silent, mended) = (Receiver::open(|_| Reply::Silence).await, Receiver::willing().await);
+    let wanted = json!({"url": silent.url(), "types": ["order.*"], "disabled": true});
+    let hook = app.operate("POST", "/admin/v1/webhooks", Some(&wanted), 201).await;
+    let sale = app.open_sale(50).await;
+    buy_and_cancel(&app, &sale, 0..8).await;
+    app.operate("PATCH", &path(&hook), Some(&json!({"disabled": false})), 200).await;
+    eventually("all are under way", async || silent.asked().len() == 8).await;
+    app.operate("PATCH", &path(&hook), Some(&json!({"url": mended.url()})), 200).await;
+    eventually("all have failed", async || app.app.metrics.deliveries.get(Delivery::Failed) == 8).await;
+    // The clock stands still: a rest would never end.
+    buy_and_cancel(&app, &sale, 8..10).await;
+    eventually("new ones arrive", async || mended.count("order.closed") == 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -1043,7 +1071,7 @@ pub mod heavy {
     use testkit::process::{Process, Program};
 
     use super::*;
-    use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET};
+    use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET, PATIENCE};
 
     /// Orders per life of the process, and its lives.
     const ORDERS: u32 = 30;
@@ -1059,7 +1087,7 @@ pub mod heavy {
             .env("DOORBUSTER_PASS__SECRET", PASS_SECRET)
             .start()
             .unwrap();
-        let line = process.wait_for_line("listening on ", Duration::from_secs(30)).unwrap();
+        let line = process.wait_for_line("listening on ", PATIENCE).unwrap();
         let url = line.trim_start_matches("listening on ").trim().to_owned();
         (process, url)
     }
@@ -1092,6 +1120,10 @@ pub mod heavy {
         let body = json!({"pass": pass["pass"], "quantity": 1});
         let order = post(format!("{url}/api/v1/offers/{offer}/orders"), &token, body).await;
         let id = order["id"].as_str().unwrap();
+        // What is not recorded yet cannot be cancelled.
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let recorded = client.get(format!("{url}/api/v1/orders/{id}?wait=20")).bearer_auth(&token);
+        recorded.send().await.unwrap().error_for_status().unwrap();
         post(format!("{url}/api/v1/orders/{id}/cancel"), &token, json!({})).await;
     }
 

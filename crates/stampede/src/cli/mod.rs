@@ -39,7 +39,8 @@ Examples:
 
 The shop's secret and the operator's key can come from STAMPEDE_SECRET and STAMPEDE_ADMIN_KEY.
 
-Exit codes: 0 clean, 1 it failed, proved nothing, or the rehearsal does not hold, 2 wrong usage, 3 a promise was broken.";
+Exit codes: 0 clean, 1 it failed, proved nothing, could not ask everything, or the rehearsal does not hold or cannot tell,
+2 wrong usage, 3 a promise was broken.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -54,7 +55,8 @@ enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
     Clean,
-    /// A rehearsal does not hold, or nobody got far enough to prove anything; it has said so.
+    /// A rehearsal does not hold or cannot tell, something could not be asked, or nobody got far enough to prove
+    /// anything; it has said so.
     Failed,
     /// A promise was not kept.
     Violated,
@@ -207,6 +209,76 @@ mod tests {
     #[tokio::test]
     async fn to_be_told_that_the_sale_is_paused_is_no_broken_promise() {
         assert_eq!(night(Manners { paused: true, ..Manners::default() }, &[]).await, code(0));
+    }
+
+    #[tokio::test]
+    async fn a_shop_that_sheds_keeps_its_word_and_one_that_says_nothing_does_not() {
+        let json = file("shed.json");
+        let all_busy = Manners { busy_first: u32::MAX, ..Manners::default() };
+        assert_eq!(night(all_busy, &["--json", &json]).await, code(0));
+        let told: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        assert_eq!((&told["kept"], &told["findings"]), (&Value::Bool(true), &Value::Array(vec![])));
+        assert_eq!(told["summary"]["buyers"]["other"], 40, "{}", told["summary"]["buyers"]);
+        let deaf = Manners { deaf: true, ..Manners::default() };
+        assert_eq!(night(deaf, &["--json", &json]).await, code(3));
+        let told: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        assert_eq!(told["kept"], false);
+        assert_eq!(
+            (&told["findings"][0]["finding"], &told["findings"][0]["buyers"]),
+            (&"no_answer".into(), &40.into())
+        );
+        let sentence = told["sentences"][0].as_str().unwrap();
+        assert!(sentence.starts_with("40 buyers went home without an answer"), "{sentence}");
+    }
+
+    #[tokio::test]
+    async fn a_night_is_kept_when_something_cannot_be_asked_in_the_end() {
+        let (json, report, history) = (file("half.json"), file("half.html"), file("half.jsonl"));
+        let more = ["--admin-key", "any key", "--json", &json, "--report", &report, "--history", &history];
+        let manners = Manners { loses_books: true, ..Manners::default() };
+        assert_eq!(night(manners, &more).await, code(1));
+        let told: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        assert_eq!((&told["kept"], &told["missing"][0]["part"]), (&Value::Bool(true), &"books".into()));
+        let notes = told["notes"].to_string();
+        assert!(notes.contains("The operator's list could not be read"), "{notes}");
+        assert!(!notes.contains("too many orders"), "{notes}");
+        assert!(std::fs::read_to_string(&report).unwrap().contains("list could not be read"));
+        // What was kept is judged again, and is still not whole.
+        let checked = run(["stampede", "check", &history, "--quiet"].iter().map(OsString::from)).await;
+        assert_eq!(format!("{checked:?}"), code(1));
+        // A lie weighs more than what is missing.
+        let lie = Manners { loses_books: true, forgets: true, ..Manners::default() };
+        assert_eq!(night(lie, &["--admin-key", "any key"]).await, code(3));
+    }
+
+    #[tokio::test]
+    async fn who_could_not_wait_to_pay_late_is_told_of_in_a_note() {
+        let json = file("late.json");
+        let person = "pay_late = 1.0\ndecide_within = \"0ms\"";
+        let manners = Manners { payments: true, ..Manners::default() };
+        let demo = ["--demo-login", "--json", &json];
+        assert_eq!(night_of(manners, person, &demo).await, code(0));
+        let told: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        let notes = told["notes"].to_string();
+        assert!(notes.contains("20 buyers wanted to pay late") && notes.contains("`patience`"), "{notes}");
+    }
+
+    #[tokio::test]
+    async fn what_the_crowd_costs_is_told_per_order() {
+        let json = file("cost.json");
+        let manners = Manners { challenge: rules::sale::ChallengeKind::Pow, ..Manners::default() };
+        assert_eq!(night(manners, &["--json", &json]).await, code(0));
+        let told: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        let generator = &told["report"]["generator"];
+        let of = |name: &str| generator[name].as_u64().unwrap();
+        assert_eq!(of("order_posts"), told["totals"]["tries"].as_u64().unwrap());
+        let aside = of("cpu_us").saturating_sub(of("solving_us"));
+        assert!(
+            of("solving_us") > 0 && of("cpu_us_per_order_post") == aside / of("order_posts"),
+            "{generator}"
+        );
+        let notes = told["notes"].to_string();
+        assert!(notes.contains("This machine solves about"), "{notes}");
     }
 
     #[test]

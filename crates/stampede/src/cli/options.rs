@@ -20,7 +20,7 @@ use crate::crowd::{GivenToken, Tokens};
 use crate::desk::{Address, Desk};
 use crate::record::Record;
 use crate::scenario::{Loaded, load};
-use crate::visit::Visit;
+use crate::visit::{SILENT_MAX, Visit};
 use crate::words::parse_time;
 
 /// Where, and as whom.
@@ -198,6 +198,7 @@ impl Target {
             command: crowd.command(&address.url, self.sale, &scenario),
             scenario,
             address,
+            bears: SILENT_MAX,
             alone,
             quiet,
         })

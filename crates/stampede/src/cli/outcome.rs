@@ -8,7 +8,7 @@ use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use serde_json::{Value, json};
 
 use super::Exit;
-use crate::record::Record;
+use crate::record::{Missing, Part, Record};
 use crate::rehearsal::Rehearsal;
 use crate::report;
 use crate::say;
@@ -50,12 +50,13 @@ impl Judged {
         self.summary.kept()
     }
 
-    /// A broken promise weighs more than a night that proves nothing.
+    /// A broken promise weighs more than a night that proves nothing, or of which something could not be asked.
     pub fn exit(&self) -> Exit {
-        match (self.is_clean(), self.record.proves_nothing()) {
+        let is_whole = self.record.proves_nothing().is_none() && self.record.facts.missing.is_empty();
+        match (self.is_clean(), is_whole) {
             (false, _) => Exit::Violated,
-            (true, Some(_)) => Exit::Failed,
-            (true, None) => Exit::Clean,
+            (true, false) => Exit::Failed,
+            (true, true) => Exit::Clean,
         }
     }
 
@@ -72,21 +73,23 @@ impl Judged {
         }
         notes.extend(facts.notes.iter().cloned());
         notes.extend(self.nothing());
-        if facts.after.is_none() {
+        notes.extend(facts.missing.iter().map(Missing::sentence));
+        let broken_off = facts.lacks(Part::End);
+        if facts.after.is_none() && !facts.lacks(Part::Stats) && !broken_off {
             notes.push(
                 "Without --admin-key the stock was not compared, only what the buyers were told.".to_owned(),
             );
-        } else {
+        } else if !broken_off {
             if !facts.alone {
                 notes.push("Others bought too, so only what holds in any company was compared.".to_owned());
             }
-            if facts.books.is_none() {
+            if facts.books.is_none() && !facts.lacks(Part::Books) {
                 notes.push(
                     "There are too many orders to compare them one by one with the operator's list."
                         .to_owned(),
                 );
             }
-            if facts.audit.is_none() {
+            if facts.audit.is_none() && !facts.lacks(Part::Audit) {
                 notes.push("The shop's own audit is not available at this server.".to_owned());
             }
         }
@@ -94,11 +97,21 @@ impl Judged {
             let wanted = many(facts.totals.no_payment, "buyer");
             notes.push(format!("{wanted} wanted to pay: payment is not available at this server."));
         }
+        if facts.totals.not_late > 0 {
+            let wanted = many(facts.totals.not_late, "buyer");
+            notes.push(format!(
+                "{wanted} wanted to pay late; the deadline is beyond their patience, so they did not. Raise `patience` in \
+                 the scenario above the sale's `pay_within_s`, or lower that."
+            ));
+        }
         notes
     }
 
-    /// That nothing was proven, as a sentence.
+    /// That nothing was proven, as a sentence. Of a night that was broken off, what is missing says so.
     fn nothing(&self) -> Option<String> {
+        if self.record.facts.lacks(Part::End) {
+            return None;
+        }
         let why = self.record.proves_nothing()?;
         let mut letters = why.chars();
         let first = letters.next()?.to_ascii_uppercase();
@@ -116,6 +129,7 @@ impl Judged {
             "rehearsal": rehearsal,
             "totals": self.record.facts.totals,
             "summary": self.summary.to_json(&self.record.facts.url),
+            "missing": self.record.facts.missing,
             "cpu_per_call_us": self.record.facts.cpu_us.checked_div(self.record.facts.totals.calls),
             "report": report,
         })
@@ -160,7 +174,8 @@ impl Output {
         if self.quiet {
             // A rehearsal says by itself that nothing was proven.
             let nothing = judged.nothing().filter(|_| rehearsal.is_none());
-            let broken = judged.summary.sentences().into_iter().chain(nothing);
+            let missing = judged.record.facts.missing.iter().map(Missing::sentence);
+            let broken = judged.summary.sentences().into_iter().chain(nothing).chain(missing);
             broken.for_each(|sentence| say::answer(&sentence));
             if let Some(rehearsal) = rehearsal.filter(|rehearsal| !rehearsal.holds) {
                 say::answer(&rehearsal.to_text());

@@ -102,10 +102,23 @@ pub struct Generator {
     pub cpu: Duration,
     /// Requests it was spent on.
     pub requests: u64,
+    /// Of them, POSTs of orders.
+    pub tries: u64,
+    /// Of the CPU time, what proofs of work took: a buyer's own device does that work.
+    pub solving: Duration,
     /// Tries that were planned.
     pub offered: u64,
     /// Tries that were sent in their time.
     pub achieved: u64,
+    /// Tries that the crowd got round to in their time, with or without a free socket.
+    pub awake: u64,
+}
+
+impl Generator {
+    /// CPU time per POST of an order, in microseconds: all that buyers do around it included, proofs of work aside.
+    fn cpu_us_per_try(&self) -> Option<u64> {
+        micros(self.cpu.saturating_sub(self.solving)).checked_div(self.tries)
+    }
 }
 
 /// Where it ran.
@@ -131,7 +144,7 @@ pub fn json(input: &Input<'_>) -> Value {
         Verdict::Judged(findings) => (Some(findings.is_empty()), findings, None),
         Verdict::NotJudged(why) => (None, [].as_slice(), Some(why)),
     };
-    let Generator { lateness, cpu, requests, offered, achieved } = input.generator;
+    let Generator { lateness, cpu, requests, tries, solving, offered, achieved, awake } = input.generator;
     let cpu_us = micros(cpu);
     json!({
         "sale": input.sale,
@@ -148,8 +161,12 @@ pub fn json(input: &Input<'_>) -> Value {
             "cpu_us": cpu_us,
             "requests": requests,
             "cpu_us_per_request": cpu_us.checked_div(requests),
+            "solving_us": micros(solving),
+            "order_posts": tries,
+            "cpu_us_per_order_post": input.generator.cpu_us_per_try(),
             "offered": offered,
             "achieved": achieved,
+            "awake": awake,
         },
         "conditions": {
             "cores": input.conditions.cores,

@@ -8,6 +8,7 @@ use super::words::{
     count, cut, duration_us, escape, float, length, moment, noun, number, push, share, three_digits,
 };
 use super::{Input, Verdict};
+use crate::crowd::IN_TIME_PERCENT_MIN;
 
 /// Findings that are written out; the JSON has all.
 const FINDINGS_MAX: usize = 50;
@@ -21,8 +22,6 @@ const REASON_MAX: usize = 60;
 const ROLES_MAX: usize = 4;
 /// Of a scenario's text, in characters.
 const SCENARIO_MAX: usize = 20_000;
-/// With fewer tries in time, in percent, the figures tell of the generator.
-const ACHIEVED_PERCENT_MIN: u64 = 95;
 
 const STYLE: &str = include_str!("style.css");
 
@@ -456,6 +455,8 @@ fn trust(out: &mut String, input: &Input<'_>) {
     );
     let per_request = cpu_us.checked_div(generator.requests).map_or_else(|| "–".into(), duration_us);
     fact(out, "its CPU time per request", &per_request);
+    let per_try = generator.cpu_us_per_try().map_or_else(|| "–".into(), duration_us);
+    fact(out, "its CPU time per order POST, all else included but proofs of work", &per_try);
     out.push_str("</tbody></table>");
     push(
         out,
@@ -493,16 +494,23 @@ fn by_lines(command: &str) -> String {
 }
 
 fn kept_up(input: &Input<'_>) -> bool {
-    let generator = &input.generator;
-    generator.achieved.saturating_mul(100) >= generator.offered.saturating_mul(ACHIEVED_PERCENT_MIN)
+    are_enough(input, input.generator.achieved)
+}
+
+fn are_enough(input: &Input<'_>, tries: u64) -> bool {
+    tries.saturating_mul(100) >= input.generator.offered.saturating_mul(IN_TIME_PERCENT_MIN)
 }
 
 fn trust_sentence(input: &Input<'_>) -> String {
     if kept_up(input) {
         "The crowd kept its own timetable, so the figures tell of the server.".into()
+    } else if are_enough(input, input.generator.awake) {
+        format!(
+            "Fewer than {IN_TIME_PERCENT_MIN} % of the tries were sent in their time, because they waited for a free socket: the server was slow with the calls before, or the crowd has too few sockets (--connections)."
+        )
     } else {
         format!(
-            "Fewer than {ACHIEVED_PERCENT_MIN} % of the tries were sent in their time: the crowd was the bottleneck, and the figures tell of it as much as of the server. Use fewer buyers, more time, or another machine."
+            "Fewer than {IN_TIME_PERCENT_MIN} % of the tries were sent in their time: the crowd was the bottleneck, and the figures tell of it as much as of the server. Use fewer buyers, more time, or another machine."
         )
     }
 }

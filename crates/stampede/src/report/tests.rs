@@ -87,8 +87,11 @@ impl Run {
                 }),
                 cpu: Duration::from_micros(requests * 31),
                 requests,
+                tries: requests / 4,
+                solving: Duration::ZERO,
                 offered: buyers,
                 achieved: buyers - buyers / 1_000,
+                awake: buyers,
             },
             conditions: Conditions { cores: 2, kernel: "Linux 6.1.0 x86_64", more: &self.more },
             command: "stampede run --url http://127.0.0.1:8080 --sale 01k9zq3v8g7m4x2r5w6t0n1pbc --scenario spike --buyers 20000 --within 10s --report out.html",
@@ -615,14 +618,16 @@ fn violations_are_sentences_and_too_many_are_counted() {
 #[test]
 fn a_crowd_that_could_not_keep_up_is_said() {
     let run = night(50, 5);
-    let page = |achieved| {
+    let page = |achieved, awake| {
         run.with(|input| {
-            let generator = Generator { offered: 1_000, achieved, ..input.generator };
+            let generator = Generator { offered: 1_000, achieved, awake, ..input.generator };
             html(&Input { generator, ..*input })
         })
     };
-    assert!(page(950).contains("the figures tell of the server."));
-    assert!(page(949).contains("the crowd was the bottleneck"));
+    assert!(page(950, 950).contains("the figures tell of the server."));
+    assert!(page(949, 949).contains("the crowd was the bottleneck"));
+    // Who waits for a socket of a slow server waits for the server.
+    assert!(page(949, 950).contains("waited for a free socket"));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use rules::order::State;
 use rules::time::UnixMs;
 use rules::wire::Code;
 
+use super::Evidence;
 use super::finding::Finding;
 use super::life;
 use crate::history::{Call, History, Seen, Told, What};
@@ -15,12 +16,12 @@ use crate::history::{Call, History, Seen, Told, What};
 /// How far a buyer's idea of the server's clock may be off before it is held against the server, in milliseconds.
 pub(super) const CLOCK_MARGIN_MS: i64 = 1_000;
 
-pub(super) fn judge(history: &History, started_at: Option<UnixMs>, findings: &mut Vec<Finding>) {
+pub(super) fn judge(history: &History, evidence: &Evidence<'_>, findings: &mut Vec<Finding>) {
     if history.events.iter().any(|told| told.told_us < told.asked_us) {
         findings.push(Finding::DamagedHistory { buyer: history.buyer.clone() });
     }
-    Answers::new(history, started_at).judge(findings);
-    judge_orders(history, findings);
+    Answers::new(history, evidence.started_at).judge(findings);
+    judge_orders(history, !evidence.broken_off, findings);
     judge_blocks(history, findings);
     judge_money(history, findings);
 }
@@ -144,8 +145,9 @@ impl<'a> Answers<'a> {
     }
 }
 
-/// Each order of one buyer through all times it was shown, and all of them side by side.
-fn judge_orders(history: &History, findings: &mut Vec<Finding>) {
+/// Each order of one buyer through all times it was shown, and all of them side by side. `ended`: somebody was to look at
+/// each once more.
+fn judge_orders(history: &History, ended: bool, findings: &mut Vec<Finding>) {
     let buyer = || history.buyer.clone();
     let mut live = Vec::new();
     for order in history.orders() {
@@ -153,7 +155,8 @@ fn judge_orders(history: &History, findings: &mut Vec<Finding>) {
         life::judge(history, &shown, findings);
         match last_look(history, order.id) {
             Some(None) => findings.push(Finding::Gone { buyer: buyer(), order: order.id }),
-            None => findings.push(Finding::NotSeenAgain { buyer: buyer(), order: order.id }),
+            None if ended => findings.push(Finding::NotSeenAgain { buyer: buyer(), order: order.id }),
+            None => {}
             Some(Some(seen)) if seen.state == State::Queued => {
                 findings.push(Finding::Limbo { buyer: buyer(), order: order.id });
             }
@@ -258,10 +261,14 @@ pub(super) fn last_look(history: &History, order: OrderId) -> Option<Option<Seen
 
 /// Whether an order was made before the crowd came: by an earlier visit of the same buyer.
 pub(super) fn is_old(history: &History, started_at: Option<UnixMs>, created_at: UnixMs) -> bool {
-    let offset_ms = history.events.iter().find_map(|told| match &told.what {
+    let started_at = started_at.map(|at| at.plus_ms(offset_ms(history).unwrap_or(0)));
+    started_at.is_some_and(|at| created_at.plus_ms(CLOCK_MARGIN_MS) < at)
+}
+
+/// The server's clock minus the crowd's, in milliseconds, as this buyer knows it.
+pub(super) fn offset_ms(history: &History) -> Option<i64> {
+    history.events.iter().find_map(|told| match &told.what {
         What::Offset { ms } => Some(*ms),
         _ => None,
-    });
-    let started_at = started_at.map(|at| at.plus_ms(offset_ms.unwrap_or(0)));
-    started_at.is_some_and(|at| created_at.plus_ms(CLOCK_MARGIN_MS) < at)
+    })
 }

@@ -3,6 +3,8 @@
 use rules::id::{OfferId, OrderId};
 use serde::Serialize;
 
+use crate::words::many;
+
 /// A promise that was not kept, as a sentence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(tag = "finding", rename_all = "snake_case")]
@@ -68,6 +70,8 @@ pub enum Finding {
     OtherOwner { order: OrderId, operator: String, buyer: String },
 
     // Everybody gets an answer, and it stays.
+    #[error("{} home without an answer, one of them because: {why}.", went(*buyers))]
+    NoAnswer { buyers: u64, why: String },
     #[error("Buyer {buyer} was told of order {order}, and now it is gone.")]
     Gone { buyer: String, order: OrderId },
     #[error("Buyer {buyer} was told of order {order}, and nobody could look at it in the end.")]
@@ -133,6 +137,10 @@ pub enum Finding {
     ClosedTooSoon { buyer: String, order: OrderId, early_ms: u64 },
 }
 
+fn went(buyers: u64) -> String {
+    many(buyers, "buyer") + " went"
+}
+
 /// What the shop promises, as far as buyers and operators can see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -195,7 +203,8 @@ impl Finding {
             | Self::BlockedByNothing { .. }
             | Self::BlockedByOtherOffer { .. }
             | Self::OtherOwner { .. } => Promise::OneOrderPerBuyer,
-            Self::Gone { .. }
+            Self::NoAnswer { .. }
+            | Self::Gone { .. }
             | Self::NotSeenAgain { .. }
             | Self::NotInTheBooks { .. }
             | Self::BooksDisagree { .. }

@@ -40,6 +40,11 @@ pub struct Evidence<'a> {
     pub books: Option<&'a [OperatorOrder]>,
     /// The shop's own audit, where it has one.
     pub audit: Option<&'a Audit>,
+    /// When the operator's side had been asked for the last time, by the server's clock: what was due to lapse by then
+    /// may have.
+    pub gathered_at: Option<UnixMs>,
+    /// Everybody was sent home before the end: nobody looked once more, and who has no answer might have got one.
+    pub broken_off: bool,
 }
 
 /// What the shop's own audit says.
@@ -64,7 +69,7 @@ pub struct AuditFinding {
 pub fn judge(evidence: &Evidence<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for history in evidence.histories {
-        alone::judge(history, evidence.started_at, &mut findings);
+        alone::judge(history, evidence, &mut findings);
     }
     together::judge(evidence, &mut findings);
     findings

@@ -127,10 +127,11 @@ fn found(case: &Case) -> Vec<Finding> {
         alone_since: Some(&case.before),
         books: Some(&case.books),
         audit: Some(&case.audit),
+        ..Evidence::default()
     })
 }
 
-/// Falsifies the clean case and expects exactly one kind of complaint among the findings, in plain words.
+/// Falsifies the clean case and expects this complaint among the findings, in these words.
 fn check(falsify: impl FnOnce(&mut Case), sentence: &str) {
     let mut case = clean();
     falsify(&mut case);
@@ -190,6 +191,37 @@ fn blocked(by: Option<OrderId>) -> What {
 fn of(call: Call, code: Code) -> What {
     let (status, code) = (code.status(), code.as_str().to_owned());
     What::Refused { call, offer: None, status, code, pass: None, other: None }
+}
+
+/// Somebody whose tries were never answered.
+fn unheard(buyer: &str, id: u128) -> History {
+    let (call, pass) = (Call::Try, Some(OrderId(id)));
+    let why = "too many tries without an answer".to_owned();
+    history(
+        buyer,
+        id,
+        vec![What::Broken { call, pass, why: "no answer in time".into() }, What::GaveUp { why }],
+    )
+}
+
+/// The books say that an order is closed, so many milliseconds after its time to pay was over; nobody looked since.
+fn close(case: &mut Case, entry: usize, reason: Reason, late_ms: i64) {
+    let order = &mut case.books[entry].order;
+    let pay_by = OPENS_AT.plus_ms(900);
+    (order.state, order.reason, order.seq) = (State::Closed, Some(reason), 3);
+    (order.pay_by, order.closed_at) = (Some(pay_by), Some(pay_by.plus_ms(late_ms)));
+    case.after = stats(1, 1);
+}
+
+/// One more unit, which somebody of an earlier crowd held when this one came.
+fn earlier_crowd(case: &mut Case) -> &mut OperatorOrder {
+    let mut entry = listed("zoe", 40);
+    entry.order.created_at = OPENS_AT.plus_ms(-60_000);
+    case.books.push(entry);
+    for stats in [&mut case.before, &mut case.after] {
+        (stats.offers[0].stock, stats.offers[0].held) = (3, stats.offers[0].held + 1);
+    }
+    case.books.last_mut().unwrap()
 }
 
 macro_rules! lies {
@@ -269,6 +301,17 @@ const LIES: &[Lie] = lies! {
         show(&mut told(case, 0)[5], |order| (order.state, order.seq) = (State::Paid, 4));
     } => Finding::IllegalStep { before: "closed", after: "paid", .. },
     closed_for_no_reason: |case| show(&mut told(case, 0)[5], |order| (order.state, order.seq) = (State::Closed, 3)) => Finding::NoReason { .. },
+    nobody_answered: |case| case.histories[2] = unheard("cat", 12) => Finding::NoAnswer { buyers: 1, .. },
+    closed_behind_the_buyers_back: |case| close(case, 0, Reason::Cancelled, 10) => Finding::StatsDisagree { operator: 1, buyers: 2, .. },
+    closed_by_the_books_before_its_time: |case| close(case, 0, Reason::Timeout, -1) => Finding::StatsDisagree { .. },
+    paid_by_the_books_without_money: |case| {
+        (case.books[0].order.state, case.books[0].order.seq) = (State::Paid, 3);
+        (case.after.offers[0].held, case.after.offers[0].sold) = (1, 1);
+    } => Finding::SoldDisagrees { .. },
+    two_units_came_back_and_one_order_lapsed: |case| {
+        close(case, 0, Reason::Timeout, 10);
+        case.after = stats(2, 0);
+    } => Finding::StatsDisagree { operator: 0, buyers: 2, .. },
     an_internal_error: |case| tell(case, 2, of(Call::Pass, Code::Internal)) => Finding::ServerError { status: 500, times: 1, .. },
     an_error_of_no_known_code: |case| tell(case, 2, What::Refused {
         call: Call::Look, offer: None, status: 502, code: "status_502".into(), pass: None, other: None,
@@ -396,6 +439,34 @@ fn honest_nights_are_clean() {
             for stats in [&mut case.before, &mut case.after] {
                 (stats.offers[0].stock, stats.offers[0].held) = (3, stats.offers[0].held + 1);
             }
+        }),
+        ("told busy to the last", |case| {
+            let why = "no order: busy".to_owned();
+            case.histories.push(history("dan", 13, vec![refused(13, Code::Busy), What::GaveUp { why }]));
+        }),
+        ("this machine could not solve its proof of work", |case| {
+            let why = "the crowd itself: no proof of work was solved in time".to_owned();
+            case.histories.push(history("dan", 13, vec![What::GaveUp { why }]));
+        }),
+        ("an order lapsed between the last look and the stats", |case| close(case, 0, Reason::Timeout, 10)),
+        ("an order lapsed between the stats and the list", |case| {
+            close(case, 0, Reason::Timeout, 0);
+            case.after = stats(0, 2);
+        }),
+        ("an order of an earlier crowd lapsed meanwhile", |case| {
+            let order = &mut earlier_crowd(case).order;
+            (order.state, order.reason, order.seq) = (State::Closed, Some(Reason::Timeout), 3);
+            (order.pay_by, order.closed_at) = (Some(OPENS_AT.plus_ms(10)), Some(OPENS_AT.plus_ms(12)));
+            (case.after.offers[0].free, case.after.offers[0].held) = (1, 2);
+        }),
+        ("an order of an earlier crowd is still held", |case| drop(earlier_crowd(case).buyer.clone())),
+        ("late money was taken after the last look", |case| {
+            let mut closed = seen(10, State::Closed, 3);
+            closed.reason = Some(Reason::Timeout);
+            paid(case, true);
+            tell(case, 0, What::Looked { id: OrderId(10), found: Some(closed), last: true });
+            (case.after.offers[0].held, case.after.offers[0].sold) = (1, 1);
+            (case.books[0].order.seq, case.books[0].order.state) = (4, State::Paid);
         }),
         ("a cancelled unit was sold again", |case| {
             let mut closed = seen(10, State::Closed, 3);
@@ -660,11 +731,13 @@ async fn judged(manners: Manners) -> Vec<Finding> {
     let human = Kind { double_click: 0.3, hang_up: 0.2, jitter, ..Kind::default() };
     let payer = Kind { pay: 0.5, cancel: 0.5, decide_within: jitter, ..Kind::default() };
     let two_tabs = Kind { passes: 2, parallel: 2, ..Kind::default() };
+    // Somebody who waits for what never comes is not kept for long.
+    let patience = Duration::from_secs(if manners.queued_looks == u32::MAX { 2 } else { 30 });
     let settings = CrowdSettings {
         mix: vec![human, payer, two_tabs],
         connections: 16,
-        settle: Duration::from_millis(200),
-        patience: Duration::from_secs(2),
+        settle: Duration::from_secs(1),
+        patience,
         ..CrowdSettings::new(shop.addr(), shop.sale(), tokens, 60)
     };
     let outcome = Crowd::new(settings).unwrap().run().await.unwrap();
@@ -677,6 +750,7 @@ async fn judged(manners: Manners) -> Vec<Finding> {
         alone_since: Some(&before),
         books: Some(&books),
         audit: desk.audit(Clock::start()).await.unwrap().as_ref(),
+        ..Evidence::default()
     })
 }
 
@@ -731,4 +805,272 @@ async fn a_shop_that_says_busy_and_sells_is_caught() {
     assert!(
         findings.iter().all(|found| matches!(found, Finding::HappenedAnyway { code, .. } if code == "busy"))
     );
+}
+
+#[test]
+fn without_the_operators_list_what_was_due_to_lapse_may_have() {
+    let judged = |lapses_by: Option<u32>| {
+        let mut case = clean();
+        for event in told(&mut case, 0).iter_mut().skip(3) {
+            show(event, |order| order.pay_by = Some(OPENS_AT.plus_s(60)));
+        }
+        case.after = stats(1, 1);
+        judge(&Evidence {
+            histories: &case.histories,
+            started_at: Some(STARTED_AT),
+            after: Some(&case.after),
+            alone_since: Some(&case.before),
+            gathered_at: lapses_by.map(|s| OPENS_AT.plus_s(s)),
+            ..Evidence::default()
+        })
+    };
+    assert_eq!(judged(Some(61)), []);
+    assert!(judged(Some(30)).contains(&Finding::StatsDisagree { offer: OFFER, operator: 1, buyers: 2 }));
+    assert!(judged(None).iter().any(|found| matches!(found, Finding::SoldOutWhileFree { .. })));
+}
+
+#[test]
+fn without_the_operators_list_what_others_held_before_may_have_lapsed() {
+    let judged = |free: u32| {
+        let mut case = clean();
+        earlier_crowd(&mut case);
+        (case.after.offers[0].free, case.after.offers[0].held) = (free, 3 - free);
+        judge(&Evidence {
+            histories: &case.histories,
+            started_at: Some(STARTED_AT),
+            after: Some(&case.after),
+            alone_since: Some(&case.before),
+            ..Evidence::default()
+        })
+    };
+    assert_eq!((judged(0), judged(1)), (vec![], vec![]));
+    // One unit more than they held is too many.
+    assert_eq!(judged(2), [Finding::StatsDisagree { offer: OFFER, operator: 1, buyers: 3 }]);
+}
+
+#[test]
+fn a_night_that_was_broken_off_is_judged_only_by_what_was_told() {
+    let mut case = clean();
+    told(&mut case, 0).pop();
+    case.histories[2] = unheard("cat", 12);
+    let evidence = |broken_off| Evidence { histories: &case.histories, broken_off, ..Evidence::default() };
+    assert_eq!(judge(&evidence(true)), []);
+    assert_eq!(judge(&evidence(false)).len(), 2);
+    told(&mut case, 1)[3].told_us = 0;
+    let evidence = Evidence { histories: &case.histories, broken_off: true, ..Evidence::default() };
+    assert_eq!(judge(&evidence), [Finding::DamagedHistory { buyer: "bob".into() }]);
+}
+
+/// An honest shop in a few lines, by its own books: what it did and when, in milliseconds since the opening. Orders lapse
+/// and late money comes whenever it comes, also between the last look, the stats and the list.
+mod honest {
+    use rand::rngs::Xoshiro256PlusPlus;
+    use rand::{RngExt as _, SeedableRng as _};
+
+    use super::*;
+
+    /// When a unit's fate may turn.
+    #[derive(Clone, Copy)]
+    enum Turn {
+        Try { buyer: usize },
+        LateMoney { order: usize },
+    }
+
+    struct Order {
+        buyer: String,
+        id: u128,
+        pay_by_ms: i64,
+        /// Each state with its moment; the position is the seq.
+        states: Vec<(i64, State, Option<Reason>)>,
+        /// When the buyer paid, and whether that was late.
+        paid: Option<(i64, bool)>,
+    }
+
+    impl Order {
+        fn at(&self, ms: i64) -> Option<Seen> {
+            let steps = self.states.iter().take_while(|(at, ..)| *at <= ms).count();
+            let (at, state, reason) = *self.states[..steps].last()?;
+            let mut seen = seen(self.id, state, u32::try_from(steps).unwrap());
+            seen.created_at = OPENS_AT.plus_ms(self.states[0].0);
+            (seen.reason, seen.pay_by) = (reason, Some(OPENS_AT.plus_ms(self.pay_by_ms)));
+            seen.closed_at = (state == State::Closed).then(|| OPENS_AT.plus_ms(at));
+            Some(seen)
+        }
+
+        fn entry(&self, ms: i64) -> Option<OperatorOrder> {
+            let seen = self.at(ms)?;
+            let mut entry = listed(&self.buyer, self.id);
+            (entry.order.state, entry.order.reason, entry.order.seq) = (seen.state, seen.reason, seen.seq);
+            (entry.order.created_at, entry.order.pay_by) = (seen.created_at, seen.pay_by);
+            entry.order.closed_at = seen.closed_at;
+            Some(entry)
+        }
+    }
+
+    pub struct Night {
+        dice: Xoshiro256PlusPlus,
+        stock: u32,
+        pay_within_ms: i64,
+        orders: Vec<Order>,
+        tries: Vec<i64>,
+        /// Which order each buyer has.
+        won: Vec<Option<usize>>,
+    }
+
+    impl Night {
+        pub fn new(seed: u64) -> Self {
+            let mut dice = Xoshiro256PlusPlus::seed_from_u64(seed);
+            let (stock, pay_within_ms) = (dice.random_range(1..=5), dice.random_range(100..4_000));
+            let buyers = dice.random_range(1..=12);
+            let tries: Vec<i64> = (0..buyers).map(|_| dice.random_range(1..2_000)).collect();
+            let won = vec![None; tries.len()];
+            let mut night = Self { dice, stock, pay_within_ms, orders: vec![], tries, won };
+            night.earlier_crowd();
+            night.happen();
+            night
+        }
+
+        /// Some units may be held or sold before.
+        fn earlier_crowd(&mut self) {
+            for number in 0..self.dice.random_range(0..=self.stock) {
+                let (made, pay_by_ms) = (-9_000, self.dice.random_range(-500..6_000));
+                let mut states = vec![(made, State::Queued, None), (made + 5, State::AwaitingPayment, None)];
+                if self.dice.random_bool(0.3) {
+                    states.push((made + 90, State::Paid, None));
+                } else {
+                    let swept = pay_by_ms + self.dice.random_range(0..50);
+                    states.push((swept, State::Closed, Some(Reason::Timeout)));
+                }
+                let (buyer, id) = (format!("earlier {number}"), 1_000 + u128::from(number));
+                self.orders.push(Order { buyer, id, pay_by_ms, states, paid: None });
+            }
+        }
+
+        fn free(&self, ms: i64) -> u32 {
+            let live = self.orders.iter().filter(|order| order.at(ms).is_some_and(|seen| seen.is_live()));
+            self.stock - u32::try_from(live.count()).unwrap()
+        }
+
+        fn happen(&mut self) {
+            let tries = self.tries.iter().enumerate();
+            let mut turns: Vec<(i64, Turn)> = tries.map(|(buyer, ms)| (*ms, Turn::Try { buyer })).collect();
+            while !turns.is_empty() {
+                turns.sort_by_key(|(ms, _)| std::cmp::Reverse(*ms));
+                let (ms, turn) = turns.pop().unwrap();
+                match turn {
+                    _ if self.free(ms) == 0 => {}
+                    Turn::Try { buyer } => turns.extend(self.sell(buyer, ms)),
+                    Turn::LateMoney { order } => self.orders[order].states.push((ms, State::Paid, None)),
+                }
+            }
+        }
+
+        fn sell(&mut self, buyer: usize, ms: i64) -> Option<(i64, Turn)> {
+            let (order, made) = (self.orders.len(), ms + 5);
+            let pay_by_ms = made + self.pay_within_ms;
+            let swept = pay_by_ms + self.dice.random_range(0..50);
+            let acts = made + self.dice.random_range(10..self.pay_within_ms.min(90));
+            let (mut paid, mut late) = (None, None);
+            let end = match self.dice.random_range(0..4) {
+                0 => (swept, State::Closed, Some(Reason::Timeout)),
+                1 => (acts, State::Closed, Some(Reason::Cancelled)),
+                2 => {
+                    paid = Some((acts, false));
+                    (acts, State::Paid, None)
+                }
+                _ => {
+                    let sent = pay_by_ms + 100;
+                    paid = Some((sent, true));
+                    late = Some((sent + self.dice.random_range(0..1_500), Turn::LateMoney { order }));
+                    (swept, State::Closed, Some(Reason::Timeout))
+                }
+            };
+            let states = vec![(ms, State::Queued, None), (made, State::AwaitingPayment, None), end];
+            let (buyer_name, id) = (format!("buyer {buyer}"), 100 + u128::try_from(buyer).unwrap());
+            self.orders.push(Order { buyer: buyer_name, id, pay_by_ms, states, paid });
+            self.won[buyer] = Some(order);
+            late
+        }
+
+        fn stats(&self, ms: i64) -> Stats {
+            let units = |wanted: fn(State) -> bool| {
+                let of_it = |order: &&Order| order.at(ms).is_some_and(|seen| wanted(seen.state));
+                u32::try_from(self.orders.iter().filter(of_it).count()).unwrap()
+            };
+            let held = units(|state| matches!(state, State::Queued | State::AwaitingPayment));
+            let sold = units(|state| state == State::Paid);
+            let mut stats = stats(self.stock - held - sold, held);
+            (stats.offers[0].stock, stats.offers[0].sold) = (self.stock, sold);
+            stats
+        }
+
+        /// What the buyer asked and was told, with a last look at `last_ms`.
+        fn history(&self, buyer: usize, last_ms: i64) -> History {
+            let (id, name) = (100 + u128::try_from(buyer).unwrap(), format!("buyer {buyer}"));
+            let mut history = history(&name, id, vec![]);
+            let us = |ms: i64| u64::try_from(ms).unwrap() * 1_000;
+            let mut tell = |ms: i64, what| {
+                history.events.push(Told { asked_us: us(ms), told_us: us(ms) + 1, what });
+            };
+            let tried = self.tries[buyer];
+            let Some(order) = self.won[buyer].map(|order| &self.orders[order]) else {
+                tell(tried, refused(id, Code::SoldOut));
+                return history;
+            };
+            let order_id = OrderId(id);
+            tell(
+                tried,
+                What::Order { status: 202, pass: order_id, asked: 1, order: order.at(tried).unwrap() },
+            );
+            tell(tried + 6, What::Looked { id: order_id, found: order.at(tried + 6), last: false });
+            if let Some((ms, late)) = order.paid {
+                let payment_id = format!("pay {id}");
+                tell(ms, What::Payment { order: order_id, payment_id: payment_id.clone() });
+                tell(ms, What::Paid { order: order_id, payment_id, times: 1, late });
+            }
+            if let Some((ms, ..)) = order.states.iter().find(|(.., why)| *why == Some(Reason::Cancelled)) {
+                tell(*ms, What::Cancelled { order: order.at(*ms).unwrap() });
+            }
+            tell(last_ms, What::Looked { id: order_id, found: order.at(last_ms), last: true });
+            history
+        }
+
+        /// When the last buyer was done.
+        fn over_ms(&self) -> i64 {
+            let paid = self.orders.iter().filter_map(|order| order.paid.map(|(ms, _)| ms));
+            self.tries.iter().copied().chain(paid).max().unwrap_or(0) + 200
+        }
+
+        /// Findings of the same night: judged with the list, without it, and in company.
+        pub fn judged(mut self) -> Vec<Vec<Finding>> {
+            let last_ms = self.over_ms();
+            let stats_ms = last_ms + self.dice.random_range(0..1_500);
+            let books_ms = stats_ms + self.dice.random_range(0..1_500);
+            let histories: Vec<History> =
+                (0..self.tries.len()).map(|buyer| self.history(buyer, last_ms)).collect();
+            let (before, after) = (self.stats(0), self.stats(stats_ms));
+            let books: Vec<OperatorOrder> =
+                self.orders.iter().filter_map(|order| order.entry(books_ms)).collect();
+            let with = Evidence {
+                histories: &histories,
+                started_at: Some(STARTED_AT),
+                after: Some(&after),
+                alone_since: Some(&before),
+                books: Some(&books),
+                gathered_at: Some(OPENS_AT.plus_ms(books_ms)),
+                ..Evidence::default()
+            };
+            let without = Evidence { books: None, ..with };
+            let in_company = Evidence { alone_since: None, ..with };
+            [with, without, in_company].iter().map(judge).collect()
+        }
+    }
+}
+
+#[test]
+fn a_thousand_honest_nights_are_clean() {
+    for seed in 0..1_000 {
+        let judged = honest::Night::new(seed).judged();
+        assert!(judged.iter().all(Vec::is_empty), "night {seed}: {judged:#?}");
+    }
 }

@@ -1,14 +1,15 @@
 //! All histories against each other and against what an operator can read: who owns what, how many units there are,
 //! when the window was open. What one history says of itself is in `alone`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use rules::id::{OfferId, OrderId};
-use rules::order::State;
-use rules::wire::{Code, OfferStats, OperatorOrder, Stats};
+use rules::order::{Reason, State};
+use rules::time::UnixMs;
+use rules::wire::{Code, OfferStats, OperatorOrder, OrderView, Stats};
 
 use super::Evidence;
-use super::alone::{is_old, last_look};
+use super::alone::{CLOCK_MARGIN_MS, is_old, last_look, offset_ms};
 use super::finding::Finding;
 use super::life;
 use crate::history::{Call, History, Seen, What, is_unsure};
@@ -18,6 +19,9 @@ pub(super) fn judge(evidence: &Evidence<'_>, findings: &mut Vec<Finding>) {
     judge_owners(histories, findings);
     judge_window(histories, findings);
     judge_errors(histories, findings);
+    if !evidence.broken_off {
+        findings.extend(unanswered(histories));
+    }
     if let Some(audit) = evidence.audit.filter(|audit| !audit.clean) {
         let said = audit.findings.iter();
         findings.extend(
@@ -133,13 +137,46 @@ fn judge_errors(histories: &[History], findings: &mut Vec<Finding>) {
     }));
 }
 
+/// Everybody who went home without an answer, in one sentence. To be told to come later, or that one may not buy, is one.
+fn unanswered(histories: &[History]) -> Option<Finding> {
+    let mut reasons = histories.iter().filter_map(History::unanswered);
+    let why = reasons.next()?.to_owned();
+    Some(Finding::NoAnswer {
+        buyers: u64::try_from(reasons.count()).unwrap_or(u64::MAX).saturating_add(1),
+        why,
+    })
+}
+
+/// Units between two bounds: an honest shop may have taken some back, or sold some to late money, between the last look
+/// at an order and the operator's numbers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Range {
+    least: u64,
+    most: u64,
+}
+
+impl Range {
+    fn add(&mut self, units: u64, before: bool, since: &[bool]) {
+        if before && since.iter().all(|held| *held) {
+            self.least += units;
+        }
+        if before || since.iter().any(|held| *held) {
+            self.most += units;
+        }
+    }
+}
+
 /// What the buyers together know of one offer.
 #[derive(Clone, Debug, Default)]
 struct Tally {
-    /// Units of live orders.
+    /// Units of live orders, as each was last looked at.
     units: u64,
+    /// The same when the operator was asked.
+    live: Range,
     /// Of them, units of paid orders.
-    paid: u64,
+    paid: Range,
+    /// Units that others held before, and that may have lapsed since.
+    lapsed: u64,
     /// Somebody was told `sold_out`.
     sold_out: bool,
     /// A unit may have been taken and given back: an order ended, or a try was unsure.
@@ -149,6 +186,20 @@ struct Tally {
 }
 
 impl Tally {
+    /// `since`: what the order may have become after this was seen.
+    fn count(&mut self, seen: &Seen, since: &[State]) {
+        let units = u64::from(seen.quantity);
+        let live = |state: State| Seen { state, ..*seen }.is_live();
+        let paid = |state| matches!(state, State::Paid | State::Refunding | State::RefundFailed);
+        let all = |of: &dyn Fn(State) -> bool| since.iter().map(|state| of(*state)).collect::<Vec<_>>();
+        if live(seen.state) {
+            self.units += units;
+        }
+        self.live.add(units, live(seen.state), &all(&live));
+        self.paid.add(units, paid(seen.state), &all(&paid));
+        self.came_back |= since.iter().any(|state| !live(*state));
+    }
+
     /// The most units that were certainly held at one moment.
     fn most_at_once(&mut self) -> u64 {
         self.moves.sort_unstable();
@@ -165,6 +216,10 @@ impl Tally {
 /// Orders of an earlier visit are among the units that were taken before.
 fn tally(evidence: &Evidence<'_>) -> BTreeMap<OfferId, Tally> {
     let alone = evidence.alone_since.and(evidence.started_at);
+    let listed =
+        evidence.books.map(|books| books.iter().map(|entry| (entry.order.id, &entry.order)).collect());
+    let since = Since { listed, gathered_at: evidence.gathered_at };
+    let mut ours: HashSet<OrderId> = HashSet::new();
     let mut tallies: BTreeMap<OfferId, Tally> = BTreeMap::new();
     for history in evidence.histories {
         for order in history.orders() {
@@ -172,13 +227,8 @@ fn tally(evidence: &Evidence<'_>) -> BTreeMap<OfferId, Tally> {
             if is_old(history, alone, order.created_at) {
                 continue;
             }
-            let units = u64::from(order.quantity);
-            if order.is_live() {
-                tally.units += units;
-            }
-            if matches!(order.state, State::Paid | State::Refunding | State::RefundFailed) {
-                tally.paid += units;
-            }
+            ours.insert(order.id);
+            tally.count(&order, &since.states(history, &order));
             for time in life::live_times(&life::shown(history, order.id)) {
                 tally.moves.push((time.from_us, i64::from(order.quantity)));
                 // Given back only after the last moment it was certainly held.
@@ -197,7 +247,87 @@ fn tally(evidence: &Evidence<'_>) -> BTreeMap<OfferId, Tally> {
             }
         }
     }
+    for (offer, units) in lapsed(evidence, &ours) {
+        let tally = tallies.entry(offer).or_default();
+        (tally.lapsed, tally.came_back) = (units, true);
+    }
     tallies
+}
+
+/// Units that others held when the crowd came, and that may have lapsed since: those of an earlier crowd whose time to
+/// pay was over. Without the operator's list, all that was held may be such units.
+fn lapsed(evidence: &Evidence<'_>, ours: &HashSet<OrderId>) -> BTreeMap<OfferId, u64> {
+    let mut units: BTreeMap<OfferId, u64> = BTreeMap::new();
+    let (Some(before), Some(started_at)) = (evidence.alone_since, evidence.started_at) else { return units };
+    let Some(books) = evidence.books else {
+        let held = before.offers.iter().filter(|offer| offer.held > 0);
+        return held.map(|offer| (offer.offer_id, u64::from(offer.held))).collect();
+    };
+    let offset_ms = evidence.histories.iter().find_map(offset_ms).unwrap_or(0);
+    let started_at = started_at.plus_ms(offset_ms);
+    let since = |order: &OrderView| {
+        let closed_at = order.closed_at.is_some_and(|at| started_at <= at.plus_ms(CLOCK_MARGIN_MS));
+        closed_at && order.created_at <= started_at.plus_ms(CLOCK_MARGIN_MS)
+    };
+    let others = books.iter().map(|entry| &entry.order).filter(|order| !ours.contains(&order.id));
+    for order in others.filter(|order| has_lapsed(order) && since(order)) {
+        *units.entry(order.offer_id).or_default() += u64::from(order.quantity);
+    }
+    units
+}
+
+/// Whether its time to pay was over, as an honest shop counts.
+fn has_lapsed(order: &OrderView) -> bool {
+    let in_time = order.closed_at.zip(order.pay_by).is_some_and(|(closed_at, pay_by)| closed_at < pay_by);
+    order.state == State::Closed && order.reason == Some(Reason::Timeout) && !in_time
+}
+
+/// What orders may have become after the last look, with nobody's doing: they lapse, and late money is taken.
+struct Since<'a> {
+    listed: Option<HashMap<OrderId, &'a OrderView>>,
+    gathered_at: Option<UnixMs>,
+}
+
+impl Since<'_> {
+    /// States the order may have been in when the operator's numbers were made, apart from the one that was seen.
+    fn states(&self, history: &History, seen: &Seen) -> Vec<State> {
+        let Some(listed) = &self.listed else { return self.guess(history, seen) };
+        let Some(order) = listed.get(&seen.id).filter(|order| order.seq > seen.seq) else {
+            return Vec::new();
+        };
+        let by_itself = match order.state {
+            State::Closed => has_lapsed(order),
+            State::Paid => sent_money(history, seen.id),
+            _ => false,
+        };
+        match (by_itself, order.seq - seen.seq) {
+            (false, _) => Vec::new(),
+            (true, 1) => vec![order.state],
+            // It lapsed, and then late money found a unit: the numbers may be from in between.
+            (true, _) => vec![order.state, State::Closed],
+        }
+    }
+
+    /// Without the operator's list: by the order's own times.
+    fn guess(&self, history: &History, seen: &Seen) -> Vec<State> {
+        let over = |pay_by: UnixMs| self.gathered_at.is_some_and(|at| pay_by <= at.plus_ms(CLOCK_MARGIN_MS));
+        let may_lapse = seen.state == State::AwaitingPayment && seen.pay_by.is_some_and(over);
+        let lapsed = seen.state == State::Closed && seen.reason == Some(Reason::Timeout);
+        let may_be_paid = (may_lapse || lapsed) && sent_money(history, seen.id);
+        let lapse = may_lapse.then_some(State::Closed);
+        lapse.into_iter().chain(may_be_paid.then_some(State::Paid)).collect()
+    }
+}
+
+/// Whether this buyer's money for the order may have reached the shop.
+fn sent_money(history: &History, wanted: OrderId) -> bool {
+    history.events.iter().any(|told| match &told.what {
+        What::Paid { order, .. } => *order == wanted,
+        What::Broken { call: Call::Sandbox, pass, .. } | What::Refused { call: Call::Sandbox, pass, .. } => {
+            *pass == Some(wanted)
+        }
+        _ => false,
+    })
 }
 
 fn judge_stats(evidence: &Evidence<'_>, after: &Stats, findings: &mut Vec<Finding>) {
@@ -236,18 +366,19 @@ fn judge_offer(
     }
     let Some(before) = before else {
         // Others can have bought too, but never less than this crowd.
-        if taken(after) < tally.units {
+        if taken(after) < tally.live.least {
             findings.push(Finding::StatsDisagree { offer, operator: taken(after), buyers: tally.units });
         }
         return;
     };
     let buyers = tally.units + taken(&before);
-    if taken(after) != buyers {
+    let least = (tally.live.least + taken(&before)).saturating_sub(tally.lapsed);
+    if !(least..=tally.live.most + taken(&before)).contains(&taken(after)) {
         findings.push(Finding::StatsDisagree { offer, operator: taken(after), buyers });
     }
-    let paid = tally.paid + u64::from(before.sold);
-    if u64::from(sold) != paid {
-        findings.push(Finding::SoldDisagrees { offer, operator: sold.into(), buyers: paid });
+    let [least, most] = [tally.paid.least, tally.paid.most].map(|paid| paid + u64::from(before.sold));
+    if !(least..=most).contains(&u64::from(sold)) {
+        findings.push(Finding::SoldDisagrees { offer, operator: sold.into(), buyers: most });
     }
     if tally.sold_out && !tally.came_back && before.stock == stock {
         if free > 0 {

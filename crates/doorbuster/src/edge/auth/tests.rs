@@ -776,7 +776,7 @@ async fn an_issuer_that_starts_after_us_is_found_by_the_worker() {
         shutdown.cancel();
     };
     let both = async { tokio::join!(auth.refresh_loop(shutdown.clone()), known) };
-    tokio::time::timeout(Duration::from_secs(10), both).await.expect("found and stopped in time");
+    tokio::time::timeout(Duration::from_secs(30), both).await.expect("found and stopped in time");
 }
 
 #[tokio::test]

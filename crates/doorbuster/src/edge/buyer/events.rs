@@ -38,9 +38,6 @@ use crate::telemetry::metrics::{PushOutcome, Shed};
 /// How long a socket may be open before it says who it is.
 const AUTH_WITHIN: Duration = Duration::from_secs(5);
 
-/// How often a socket is asked whether anybody is there, and a stream told that we are.
-const PING_EVERY: Duration = Duration::from_secs(20);
-
 /// How long one message may take to be read.
 const SEND_WITHIN: Duration = Duration::from_secs(10);
 
@@ -260,7 +257,7 @@ impl Feed {
 
 /// What ended lately comes first, so that the last word is about what is live. Whoever was away has missed no end.
 async fn snapshot(app: &App, buyer: &BuyerId) -> LedgerResult<Vec<Arc<OrderView>>> {
-    let queued = queued_orders(app, buyer).await?;
+    let queued = queued_orders(app, buyer, None).await?;
     let live = app.ledger.live_orders_of(buyer.clone(), SNAPSHOT_ORDERS_MAX).await?;
     // Read last: what ends between the two looks is told as it is now, and nothing older after it.
     let since = app.clock.now().plus_ms(-ENDED_TOLD_FOR_MS);
@@ -291,6 +288,7 @@ async fn open_stream(app: Arc<App>, seat: Option<Seat>, parts: &Parts) -> Answer
     })?;
     seat.is_in();
     let life = Duration::from_secs(app.settings.limits.stream_life_s.into()).min(left(&app, until));
+    let ping_every = ping_every(&app);
     let events = stream::unfold((app, seat, feed), |(app, seat, mut feed)| async move {
         let next = app.shutdown.run_until_cancelled(feed.next()).await?;
         let Some(order) = next else {
@@ -301,9 +299,14 @@ async fn open_stream(app: Arc<App>, seat: Option<Seat>, parts: &Parts) -> Answer
         Some((Ok::<_, Infallible>(order_event(&order)), (app, seat, feed)))
     });
     let events = events.take_until(tokio::time::sleep(life));
-    let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(PING_EVERY)).into_response();
+    let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(ping_every)).into_response();
     response.headers_mut().extend([UNBUFFERED]);
     Ok(response)
+}
+
+/// How often a socket is asked whether anybody is there, and a stream told that we are.
+fn ping_every(app: &App) -> Duration {
+    Duration::from_secs(app.settings.limits.ping_s.into())
 }
 
 /// How long a token is still good.
@@ -422,7 +425,9 @@ impl Talk {
         })?;
         seat.is_in();
         self.send(&ToBuyer::Ready).await?;
-        let mut pings = tokio::time::interval(PING_EVERY);
+        let mut pings = tokio::time::interval(ping_every(&self.app));
+        // After a stall of this machine everybody has the whole time again to answer.
+        pings.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         pings.tick().await;
         let expiry = tokio::time::sleep(left(&self.app, until));
         tokio::pin!(expiry);

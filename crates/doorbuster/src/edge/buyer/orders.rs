@@ -1,6 +1,8 @@
 //! `/api/v1/orders`: the buyer's orders, one of them, and giving one back. The try stands here for the documentation;
 //! its code is elsewhere.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,9 +26,6 @@ use crate::edge::openapi::problems;
 use crate::edge::refusal::{Answer, Refusal, json};
 use crate::edge::router::{DoNotWait, PeerAddress};
 use crate::ledger::LedgerResult;
-
-/// The cursor after a page that held queued orders only: all recorded ones follow.
-const ALL_RECORDED: u64 = i64::MAX.unsigned_abs();
 
 problems! {
     TryRefusals = Malformed PassInvalid PassExpired NotFound SoldOut NotEnough AlreadyOrdered Paused PassReused Ended
@@ -63,7 +62,37 @@ pub async fn attempt(
     buy::buy(&app, parts, peer, body, None).await.map(Body::new)
 }
 
-/// The buyer's orders, newest first.
+/// Where the last page ended: queued orders come first, then those that the ledger has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cursor {
+    Queued(OrderId),
+    Recorded(u64),
+}
+
+const QUEUED: &str = "queued-";
+
+impl FromStr for Cursor {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let cursor = match text.strip_prefix(QUEUED) {
+            Some(order) => order.parse().ok().map(Self::Queued),
+            None => text.parse().ok().map(Self::Recorded),
+        };
+        cursor.ok_or("must be the next_cursor of a page")
+    }
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Queued(order) => write!(f, "{QUEUED}{order}"),
+            Self::Recorded(number) => write!(f, "{number}"),
+        }
+    }
+}
+
+/// The buyer's orders, newest first. None is left out; one that is recorded between two pages may be in both.
 #[utoipa::path(
     get, path = "/api/v1/orders", tag = "buyer", operation_id = "list_orders", security(("buyer_token" = [])),
     params(PageQuery), responses((status = 200, body = Page<OrderView>), ListRefusals)
@@ -73,21 +102,30 @@ pub async fn list(
     Buyer(buyer): Buyer,
     QueryOf(query): QueryOf<PageQuery>,
 ) -> Answer {
-    let (limit, before) = (query.limit()?, query.cursor::<u64>()?);
-    // Queued first, then the ledger: an order on its way from one to the other is seen at least once.
-    let mut queued = if before.is_none() { queued_orders(&app, &buyer).await? } else { Vec::new() };
-    queued.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-    let room = limit.saturating_sub(u32::try_from(queued.len()).unwrap_or(u32::MAX));
-    let next = if room == 0 {
-        Some(ALL_RECORDED)
-    } else {
-        let page = app.ledger.orders_of(buyer, before, room).await?;
-        let recorded: Vec<OrderView> = page.orders.iter().map(crate::ledger::Order::view).collect();
-        queued.retain(|order| recorded.iter().all(|other| other.id != order.id));
-        queued.extend(recorded.into_iter().map(Arc::new));
-        page.next
+    let (limit, cursor) = (query.limit()?, query.cursor::<Cursor>()?);
+    let (queued_before, recorded_before) = match cursor {
+        None => (Some(None), None),
+        Some(Cursor::Queued(order)) => (Some(Some(order)), None),
+        Some(Cursor::Recorded(number)) => (None, Some(number)),
     };
-    let page = Page { items: queued, next_cursor: next.map(|no| no.to_string()) };
+    // Queued first, then the ledger: an order on its way from one to the other is seen at least once.
+    let mut orders = match queued_before {
+        Some(before) => queued_orders(&app, &buyer, before).await?,
+        None => Vec::new(),
+    };
+    let places = usize::try_from(limit).unwrap_or(usize::MAX);
+    let next = if orders.len() >= places {
+        orders.truncate(places);
+        orders.last().map(|last| Cursor::Queued(last.id))
+    } else {
+        let room = limit.saturating_sub(u32::try_from(orders.len()).unwrap_or(u32::MAX));
+        let page = app.ledger.orders_of(buyer, recorded_before, room).await?;
+        let recorded: Vec<OrderView> = page.orders.iter().map(crate::ledger::Order::view).collect();
+        orders.retain(|order| recorded.iter().all(|other| other.id != order.id));
+        orders.extend(recorded.into_iter().map(Arc::new));
+        page.next.map(Cursor::Recorded)
+    };
+    let page = Page { items: orders, next_cursor: next.map(|cursor| cursor.to_string()) };
     Ok(json(StatusCode::OK, &page))
 }
 
@@ -164,10 +202,15 @@ pub async fn cancel(State(app): State<Arc<App>>, Buyer(buyer): Buyer, IdPath(id)
 }
 
 /// The buyer's claims that the ledger has not recorded yet, newest first. Only durable ones: a grant whose commit is
-/// under way is waited for, and one with an unknown outcome is not told as an order.
-pub async fn queued_orders(app: &App, buyer: &BuyerId) -> LedgerResult<Vec<Arc<OrderView>>> {
+/// under way is waited for, and one with an unknown outcome is not told as an order. With `before`, only older ones.
+pub async fn queued_orders(
+    app: &App,
+    buyer: &BuyerId,
+    before: Option<OrderId>,
+) -> LedgerResult<Vec<Arc<OrderView>>> {
     let mut orders = Vec::new();
-    for claim in app.gate.unrecorded.of(buyer) {
+    let claims = app.gate.unrecorded.of(buyer).into_iter();
+    for claim in claims.filter(|claim| before.is_none_or(|before| claim.order < before)) {
         if let Seen::Order(order) = app.see_order(claim.order, buyer).await? {
             orders.push(order);
         }

@@ -15,7 +15,7 @@ pub struct PageQuery {
     #[param(value_type = Option<u32>, minimum = 1, maximum = 200, default = 50)]
     limit: Option<String>,
     /// The `next_cursor` of the page before.
-    #[param(pattern = "^[0-9]{1,19}$")]
+    #[param(pattern = "^([0-9]{1,19}|queued-[0-7][0-9a-hjkmnp-tv-zA-HJKMNP-TV-Z]{25})$")]
     cursor: Option<String>,
 }
 

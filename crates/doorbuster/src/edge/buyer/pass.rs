@@ -107,10 +107,15 @@ fn check_standing(
     }
     let sale = &card.sale.sale;
     let registered = match sale.registration {
-        RegistrationKind::None => true,
+        RegistrationKind::None => Some(true),
         RegistrationKind::Required => app.roster.is_registered(sale.id, buyer.as_str()),
     };
-    if registered { Ok(notice) } else { Err(Refusal::new(Code::NotRegistered)) }
+    match registered {
+        Some(true) => Ok(notice),
+        Some(false) => Err(Refusal::new(Code::NotRegistered)),
+        // Nobody needs to know any more: the sale was ended a moment ago.
+        None => Err(Refusal::new(Code::Ended)),
+    }
 }
 
 fn check_challenge(

@@ -42,12 +42,15 @@ pub async fn sign_up(
     let (outcome, status) = match answer {
         RegisterAnswer::Made(_) => (RegistrationOutcome::Made, StatusCode::CREATED),
         RegisterAnswer::Before(_) => (RegistrationOutcome::Repeat, StatusCode::OK),
-        RegisterAnswer::Closed | RegisterAnswer::NotFound => (RegistrationOutcome::Refused, StatusCode::OK),
+        RegisterAnswer::Closed | RegisterAnswer::Full | RegisterAnswer::NotFound => {
+            (RegistrationOutcome::Refused, StatusCode::OK)
+        }
     };
     app.metrics.registrations.inc(outcome);
     match answer {
         RegisterAnswer::Made(since) | RegisterAnswer::Before(since) => Ok(json(status, &view(sale, since))),
         RegisterAnswer::Closed => Err(Refusal::new(Code::RegistrationClosed)),
+        RegisterAnswer::Full => Err(Refusal::new(Code::Busy)),
         RegisterAnswer::NotFound => Err(Refusal::new(Code::NotFound)),
     }
 }
@@ -59,7 +62,7 @@ pub async fn sign_up(
     responses((status = 200, body = RegistrationView), SeeRefusals)
 )]
 pub async fn see(State(app): State<Arc<App>>, Buyer(buyer): Buyer, IdPath(sale): IdPath<SaleId>) -> Answer {
-    if !app.roster.is_registered(sale, buyer.as_str()) {
+    if app.roster.is_registered(sale, buyer.as_str()) == Some(false) {
         return Err(Refusal::new(Code::NotFound));
     }
     let since = app.ledger.registration(sale, buyer).await?.ok_or_else(|| Refusal::new(Code::NotFound))?;
@@ -79,6 +82,7 @@ pub async fn leave(State(app): State<Arc<App>>, Buyer(buyer): Buyer, IdPath(sale
             Ok(StatusCode::NO_CONTENT.into_response())
         }
         RegisterAnswer::Closed => Err(Refusal::new(Code::RegistrationClosed)),
+        RegisterAnswer::Full => Err(Refusal::new(Code::Busy)),
         RegisterAnswer::NotFound => Err(Refusal::new(Code::NotFound)),
     }
 }

@@ -9,7 +9,7 @@ use rules::sale::SaleAction;
 use rules::wire::{Code, OperatorSale, Preheated};
 
 use super::refusals::OfAction;
-use super::sales::operator_sale;
+use super::sales::changed_sale;
 use super::{Operator, done};
 use crate::app::App;
 use crate::edge::extract::IdPath;
@@ -29,7 +29,7 @@ pub async fn publish(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPat
     let sale = done(app.act_on_sale(id, SaleAction::Publish).await?)?;
     note(id, SaleAction::Publish);
     app.copy_images(&sale, Which::All).await.map_err(LedgerError::after_commit)?;
-    Ok(json(StatusCode::OK, &operator_sale(&app, &sale)))
+    changed_sale(&app, &sale).await
 }
 
 /// Stops selling; when this answers, nobody is granted anything any more. Passes are still given.
@@ -62,7 +62,7 @@ pub async fn end(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<Sa
 async fn act(app: &Arc<App>, id: SaleId, action: SaleAction) -> Answer {
     let sale = done(app.act_on_sale(id, action).await?)?;
     note(id, action);
-    Ok(json(StatusCode::OK, &operator_sale(app, &sale)))
+    changed_sale(app, &sale).await
 }
 
 /// A line for the operators' diary.

@@ -41,6 +41,7 @@ pub async fn list(
     let after = told(query.cursor.as_deref()).map(str::to_owned);
     let sale = find(&app, id).await?;
     let (buyers, more) = app.ledger.registration_page(id, after, limit).await?;
+    let count = app.registrations_of(&sale).await?;
     let next_cursor = buyers.last().filter(|_| more).map(|(buyer, _)| buyer.clone());
     let item = |(buyer, registered_at)| RegisteredBuyer { buyer, registered_at };
     let answer = Registrations {
@@ -49,7 +50,7 @@ pub async fn list(
         registration_opens_at: sale.registration_opens_at,
         registration_closes_at: sale.registration_closes_at,
         open: sale.registration_open(app.clock.now()),
-        count: app.roster.registrations(id),
+        count,
         items: buyers.into_iter().map(item).collect(),
         next_cursor,
     };

@@ -40,7 +40,7 @@ pub async fn create(
     let now = app.clock.now();
     let id = SaleId(timed(now, rand::random()));
     let sale = draft.into_sale(id, || new_offer_id(now))?;
-    let view = operator_sale(&app, &sale);
+    let view = operator_sale(&app, &sale, 0);
     app.create_sale(sale, keyed.answer(StatusCode::CREATED, &view)).await?;
     Ok(json(StatusCode::CREATED, &view))
 }
@@ -70,7 +70,9 @@ pub async fn list(_: Operator, State(app): State<Arc<App>>, QueryOf(query): Quer
     let limit = page_limit(query.limit.as_deref())?;
     let before = number_cursor(query.cursor.as_deref())?;
     let page = app.ledger.sale_page(state.transpose()?, before, limit).await?;
-    let items: Vec<_> = page.sales.iter().map(|sale| operator_sale(&app, sale)).collect();
+    let registrations = app.registrations(&page.sales).await?;
+    let items = page.sales.iter().zip(registrations).map(|(sale, count)| operator_sale(&app, sale, count));
+    let items: Vec<_> = items.collect();
     Ok(json(StatusCode::OK, &Page { items, next_cursor: page.next.map(|next| next.to_string()) }))
 }
 
@@ -81,7 +83,8 @@ pub async fn list(_: Operator, State(app): State<Arc<App>>, QueryOf(query): Quer
 )]
 pub async fn get(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<SaleId>) -> Answer {
     let sale = find(&app, id).await?;
-    Ok(json(StatusCode::OK, &operator_sale(&app, &sale)))
+    let registrations = app.registrations_of(&sale).await?;
+    Ok(json(StatusCode::OK, &operator_sale(&app, &sale, registrations)))
 }
 
 /// Changes a sale. A draft takes everything; once published, only a title, a later `closes_at` and, while it is
@@ -101,7 +104,7 @@ pub async fn change(
     let apply = move |before| edited(change.apply(before, now, || new_offer_id(now)));
     let sale = done(app.update_sale(id, None, apply).await?)?;
     copy_new_images(&app, &sale).await?;
-    Ok(json(StatusCode::OK, &operator_sale(&app, &sale)))
+    changed_sale(&app, &sale).await
 }
 
 /// Throws a draft away.
@@ -143,7 +146,13 @@ pub fn edited(result: Result<Sale, EditError>) -> Changed<Sale> {
     }
 }
 
-pub fn operator_sale(app: &App, sale: &Sale) -> OperatorSale {
+/// The answer to a change that is committed.
+pub async fn changed_sale(app: &App, sale: &Sale) -> Answer {
+    let registrations = app.registrations_of(sale).await.map_err(LedgerError::after_commit)?;
+    Ok(json(StatusCode::OK, &operator_sale(app, sale, registrations)))
+}
+
+fn operator_sale(app: &App, sale: &Sale, registrations: u64) -> OperatorSale {
     OperatorSale {
         id: sale.id,
         title: sale.title.clone(),
@@ -158,7 +167,7 @@ pub fn operator_sale(app: &App, sale: &Sale) -> OperatorSale {
         registration_closes_at: sale.registration_closes_at,
         publish_at: sale.publish_at,
         rehearsal: sale.rehearsal,
-        registrations: app.roster.registrations(sale.id),
+        registrations,
         offers: sale.offers.iter().map(|offer| operator_offer(app, offer)).collect(),
     }
 }

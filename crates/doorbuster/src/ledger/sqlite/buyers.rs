@@ -54,21 +54,35 @@ impl SqliteLedger {
         .await
     }
 
-    /// Every registration; `visit` runs on a reading thread.
+    /// Every buyer who signed up for a sale; `visit` runs on a reading thread.
     pub async fn registrations(
         &self,
-        mut visit: impl FnMut(SaleId, &str, UnixMs) + Send + 'static,
+        sale: SaleId,
+        mut visit: impl FnMut(&str) + Send + 'static,
     ) -> LedgerResult<()> {
         self.read(move |connection| {
-            let mut statement = connection.prepare(
-                "select sale_id, buyer, registered_at from registrations join sales using (sale_no)",
+            let mut statement = connection.prepare_cached(
+                "select buyer from registrations
+                 where sale_no = (select sale_no from sales where sale_id = ?1)",
             )?;
-            let mut rows = statement.query([])?;
+            let mut rows = statement.query([sale.to_bytes()])?;
             while let Some(row) = rows.next()? {
-                let buyer = row.get_ref(1)?.as_str().map_err(rusqlite::Error::from)?;
-                visit(SaleId(column::id(row, 0)?), buyer, column::time(row, 2)?);
+                visit(row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?);
             }
             Ok(())
+        })
+        .await
+    }
+
+    /// How many buyers signed up for each of these sales.
+    pub async fn registration_counts(&self, sales: Vec<SaleId>) -> LedgerResult<Vec<u64>> {
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(
+                "select count(*) from registrations
+                 where sale_no = (select sale_no from sales where sale_id = ?1)",
+            )?;
+            let count = |sale: &SaleId| statement.query_row([sale.to_bytes()], |row| column::number(row, 0));
+            Ok(sales.iter().map(count).collect::<Result<_, _>>()?)
         })
         .await
     }

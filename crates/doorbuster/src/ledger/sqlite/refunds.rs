@@ -22,11 +22,18 @@ pub(super) enum RefundWord {
 
 impl SqliteLedger {
     /// The operator wants the money of a paid order returned, or tries again after the provider refused. `restock` says
-    /// whether its units go back on sale once the money is back; until then the order keeps them.
+    /// whether its units go back on sale once the money is back; until then the order keeps them. What is not said stays as
+    /// it was said before.
     ///
     /// Durable when it returns: the payment is among [`SqliteLedger::refunds_due`]. A retry is
     /// [`RefundAsked::Before`].
-    pub async fn refund_order(&self, id: OrderId, restock: bool, now: UnixMs) -> LedgerResult<RefundAsked> {
+    pub async fn refund_order(
+        &self,
+        id: OrderId,
+        restock: impl Into<Option<bool>>,
+        now: UnixMs,
+    ) -> LedgerResult<RefundAsked> {
+        let restock = restock.into();
         self.transact(Urgency::Settle, move |transaction| refund_order(transaction, id, restock, now)).await
     }
 
@@ -170,7 +177,7 @@ impl SqliteLedger {
 fn refund_order(
     transaction: &Transaction<'_>,
     id: OrderId,
-    restock: bool,
+    restock: Option<bool>,
     now: UnixMs,
 ) -> LedgerResult<RefundAsked> {
     let Some(mut order) = find(transaction, id)? else { return Ok(RefundAsked::NotFound) };
@@ -179,13 +186,13 @@ fn refund_order(
     let Some(mut payment) = its_own else { return Ok(RefundAsked::NotRefundable(order.status.state)) };
     match order.status.state {
         OrderState::Paid => {
-            payment.restock = restock;
+            payment.restock = restock.unwrap_or(payment.restock);
             step(transaction, &mut payment, Event::RefundDue(RefundReason::Requested), now)?;
             write_event(transaction, &mut order, OrderEvent::RefundStarted, Shelf::Same, now)?;
             Ok(RefundAsked::Begun { order: Box::new(order), payment: payment.id })
         }
         OrderState::RefundFailed => {
-            payment.restock = restock;
+            payment.restock = restock.unwrap_or(payment.restock);
             let order = begin_again(transaction, &mut payment, now)?.unwrap_or(order);
             Ok(RefundAsked::Begun { order: Box::new(order), payment: payment.id })
         }

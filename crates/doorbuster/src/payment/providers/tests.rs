@@ -970,9 +970,8 @@ async fn exchange(response: &[u8], within: Duration) -> (String, Result<Answer, 
     let serving = async {
         let (mut socket, _) = listener.accept().await.unwrap();
         let mut seen = Vec::new();
-        while !seen.ends_with(b"}") {
-            socket.read_buf(&mut seen).await.unwrap();
-        }
+        // The client may give up before it has said everything.
+        while !seen.ends_with(b"}") && socket.read_buf(&mut seen).await.unwrap() > 0 {}
         // The client may have gone: that is what some of the tests are about.
         let _ = socket.write_all(response).await;
         if response.is_empty() {
@@ -1010,7 +1009,7 @@ async fn a_provider_that_sends_us_elsewhere_is_not_followed() {
 
 #[tokio::test]
 async fn a_provider_that_does_not_answer_is_given_up_and_may_be_asked_again() {
-    let error = exchange(b"", Duration::from_millis(200)).await.1.unwrap_err();
+    let error = exchange(b"", Duration::from_secs(1)).await.1.unwrap_err();
     assert!(error.is_worth_repeating() && !error.to_string().contains("127.0.0.1"), "{error}");
 }
 

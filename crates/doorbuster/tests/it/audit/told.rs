@@ -8,8 +8,7 @@ use serde_json::{Value, json};
 use testkit::process::{Program, Stream};
 
 use super::{audit, text};
-use crate::app::{ADMIN_KEY, TestApp, assert_code, draft, draft_between, with_manual_clock};
-use crate::operator_sales::eventually;
+use crate::app::{ADMIN_KEY, TestApp, assert_code, draft, draft_between, eventually, with_manual_clock};
 use crate::served::Server;
 use crate::webhooks::{Got, INSIDE, Receiver};
 
@@ -26,7 +25,7 @@ async fn broken() -> (TestApp, String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_audit_is_asked_for_read_and_listed() {
     let (app, offer) = broken().await;
-    let said = app.operate("POST", "/admin/v1/audit", Some(&json!({})), 200).await;
+    let said = app.audited(&json!({})).await;
     assert_eq!((&said["clean"], &said["state"], &said["cuts"]), (&json!(false), &json!("done"), &json!(2)));
     let finding = &said["findings"][0];
     assert_eq!((&finding["kind"], &finding["offer_id"]), (&json!("gate_units"), &json!(offer)));
@@ -34,9 +33,9 @@ async fn an_audit_is_asked_for_read_and_listed() {
     assert_eq!(finding["evidence"], json!({"stock": "10", "free": "7", "held": "0"}));
     let read = app.operate("GET", &format!("/admin/v1/audit/{}", text(&said, "id")), None, 200).await;
     assert_eq!(read, said);
-    let mended = app.operate("POST", "/admin/v1/audit", Some(&json!({"repair": true})), 200).await;
+    let mended = app.audited(&json!({"repair": true})).await;
     assert_eq!((&mended["findings"][0]["repaired"], &mended["clean"]), (&json!(true), &json!(false)));
-    let clean = app.operate("POST", "/admin/v1/audit", Some(&json!({"offer_id": offer})), 200).await;
+    let clean = app.audited(&json!({"offer_id": offer})).await;
     assert_eq!((&clean["clean"], &clean["findings"], &clean["cuts"]), (&json!(true), &json!([]), &json!(1)));
     let list = app.operate("GET", "/admin/v1/audit?limit=2", None, 200).await;
     let ids: Vec<&Value> = list["items"].as_array().unwrap().iter().map(|item| &item["id"]).collect();

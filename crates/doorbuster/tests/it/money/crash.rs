@@ -11,8 +11,7 @@ mod heavy {
     use secrecy::SecretString;
     use serde_json::{Value, json};
 
-    use crate::app::{ADMIN_KEY, AUTH_SECRET, draft};
-    use crate::operator_sales::eventually;
+    use crate::app::{ADMIN_KEY, AUTH_SECRET, draft, eventually};
     use crate::served::Server;
 
     const END: Duration = Duration::from_secs(30);

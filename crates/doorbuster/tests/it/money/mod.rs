@@ -48,8 +48,7 @@ use rules::time::UnixMs;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::app::{PASS_SECRET, TestApp, TestBuyer, TestSale};
-use crate::operator_sales::eventually;
+use crate::app::{PASS_SECRET, TestApp, TestBuyer, TestSale, eventually};
 
 pub const SANDBOX: &str = "payment.sandbox=true";
 pub const PRICE: i64 = 149_900;

@@ -24,8 +24,7 @@ use rules::order::State;
 use rules::payment::{Capture, CaptureKey};
 use serde_json::{Value, json};
 
-use crate::app::{TestApp, TestSale, draft};
-use crate::operator_sales::eventually;
+use crate::app::{TestApp, TestSale, draft, eventually};
 
 /// How long the drafts of these tests give to pay.
 const PAY_WITHIN: Duration = Duration::from_secs(900);
