@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
+use aws_lc_rs::hmac;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use doorbuster::ledger::Block;
 use rules::buyer::BuyerId;
 use rules::sale::SaleAction;
+use rules::wire::Code;
 use serde_json::{Value, json};
 
-use crate::app::{TestApp, TestSale, assert_code, draft, draft_between, with_manual_clock};
+use crate::app::{AUTH_SECRET, TestApp, TestSale, assert_code, draft, draft_between, with_manual_clock};
 
 fn titled(title: &str) -> Value {
     let mut draft = draft(1);
@@ -452,14 +456,82 @@ fn assert_no_dangling_reference(value: &Value, document: &Value) {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documentation_is_a_page_of_our_own() {
     let app = TestApp::start().await;
-    let response = app.client.get(app.url("/api/docs")).send().await.unwrap();
-    assert_eq!(response.status(), 200);
+    let response = app.client.get(app.url("/")).send().await.unwrap();
+    assert_eq!((response.status().as_u16(), response.url().path()), (200, "/api/docs"));
     let policy = response.headers()["content-security-policy"].to_str().unwrap().to_owned();
     assert!(policy.contains("script-src 'self';"), "{policy}");
     let page = response.text().await.unwrap();
-    assert!(page.contains("swagger-ui-bundle.js") && !page.contains("://"), "{page}");
-    let script = app.client.get(app.url("/api/docs/swagger-initializer.js")).send().await.unwrap();
-    assert!(script.text().await.unwrap().contains("/api/openapi.json"));
+    assert!(page.contains("<title>API · Doorbuster</title>") && !page.contains("://"), "{page}");
+    for code in Code::ALL {
+        assert!(page.contains(&format!("<tr id=\"{}\">", code.as_str())), "no place for {code:?}");
+    }
+    assert!(page.find("id=\"calls\"") < page.find("id=\"sold_out\""), "calls come first");
+    let names = ["page.css", "page.js", "swagger-ui.css", "swagger-ui-bundle.js"];
+    for name in names {
+        assert!(page.contains(&format!("\"/api/docs/{name}\"")), "{name}");
+        let file = app.client.get(app.url(&format!("/api/docs/{name}"))).send().await.unwrap();
+        let kind = file.headers()["content-type"].to_str().unwrap().to_owned();
+        assert_eq!((file.status().as_u16(), kind.starts_with("text/")), (200, true), "{name}: {kind}");
+    }
     let (_, headers, _) = app.send(app.client.get(app.url("/api/v1/time"))).await;
     assert_eq!(headers["content-security-policy"], "default-src 'none'; frame-ancestors 'none'");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_are_listed_by_short_names_buyers_first() {
+    let app = TestApp::start().await;
+    let (_, _, document) = app.send(app.client.get(app.url("/api/openapi.json"))).await;
+    let groups: Vec<_> = document["tags"].as_array().unwrap().iter().map(|tag| &tag["name"]).collect();
+    assert_eq!(groups, ["buyer", "provider", "operator", "demo", "sandbox"]);
+    for calls in document["paths"].as_object().unwrap().values() {
+        for call in calls.as_object().unwrap().values() {
+            let name = call["summary"].as_str().unwrap();
+            assert!(!name.contains('`') && !name.contains('\n') && !name.ends_with('.'), "{name}");
+            assert!(groups.contains(&&call["tags"][0]), "{call}");
+        }
+    }
+    let search = &document["paths"]["/admin/v1/orders"]["get"]["parameters"];
+    let undescribed = |one: &&Value| one["description"].as_str().is_none_or(str::is_empty);
+    assert_eq!(search.as_array().unwrap().iter().find(undescribed), None);
+}
+
+/// A token with these claims, signed as the shop would, or with another secret.
+fn token(claims: &Value, secret: &str) -> String {
+    let part = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+    let text = format!("{}.{}", part(br#"{"alg":"HS256"}"#), part(claims.to_string().as_bytes()));
+    let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
+    let signature = part(hmac::sign(&key, text.as_bytes()).as_ref());
+    format!("{text}.{signature}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_known_is_told_why() {
+    let app = TestApp::start().await;
+    let detail = async |path: &str, token: Option<&str>| {
+        let problem = app.call("GET", path, token, None, 401).await;
+        assert_code(&problem, "unauthorized");
+        problem["detail"].as_str().unwrap().to_owned()
+    };
+    let now_s = app.app.clock.now().0 / 1_000;
+    let good = json!({"sub": "ann", "exp": now_s + 600});
+    app.call("GET", "/api/v1/me", Some(&token(&good, AUTH_SECRET)), None, 200).await;
+    let cases = [
+        (json!({"sub": "ann"}), AUTH_SECRET, "`exp` is needed"),
+        (json!({"sub": "ann", "exp": "tomorrow"}), AUTH_SECRET, "`exp` is needed"),
+        (json!({"sub": "ann", "exp": now_s - 600}), AUTH_SECRET, "has expired"),
+        (json!({"exp": now_s + 600}), AUTH_SECRET, "`sub` is needed"),
+        (json!({"sub": 4711, "exp": now_s + 600}), AUTH_SECRET, "`sub` is needed"),
+        (good.clone(), "another-secret-0123456789abcdef0123456789", "signature does not match"),
+        // Nothing of what an unsigned token says is looked at.
+        (json!({"sub": "ann"}), "another-secret-0123456789abcdef0123456789", "signature does not match"),
+    ];
+    for (claims, secret, why) in cases {
+        let said = detail("/api/v1/me", Some(&token(&claims, secret))).await;
+        assert!(said.contains(why), "{claims}: {said}");
+    }
+    assert!(detail("/api/v1/me", None).await.contains("A buyer's token is needed"));
+    assert!(detail("/api/v1/me", Some("ann")).await.contains("no token (JWT)"));
+    for key in [None, Some("guess"), Some(token(&good, AUTH_SECRET).as_str())] {
+        assert!(detail("/admin/v1/sales", key).await.contains("admin key is needed"), "{key:?}");
+    }
 }

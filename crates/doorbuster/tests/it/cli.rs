@@ -127,6 +127,8 @@ fn serve_says_where_it_listens_and_ends_in_order_when_asked() {
     let ended = end(&server).expect(0);
     assert_eq!(ended.out, format!("{line}\n{operator}\n"), "standard output carries nothing else");
     assert!(!run_file.exists());
+    let last = ended.err.lines().last().unwrap();
+    assert!(last.contains("drained, ended in order"), "{}", ended.err);
 }
 
 #[test]
@@ -356,6 +358,7 @@ fn operate(shop: &Shop) {
     assert_eq!((&numbers["stock"], &numbers["free"], &numbers["held"]), (&json!(5), &json!(5), &json!(0)));
     let table = shop.run(&["sale", "stats", id]).expect(0).out;
     assert!(table.contains("GRANTED") && table.contains("queue: 0 claims"), "{table}");
+    assert!(table.contains("counted since the server started at 20"), "{table}");
     assert!(shop.run(&["sale", "pause", id]).expect(0).out.contains("is paused"));
     assert!(shop.run(&["sale", "resume", id]).expect(0).out.contains("is published"));
     let refused = shop.run(&["sale", "delete", id]).expect(1);
@@ -373,7 +376,10 @@ fn sales_are_operated_on_a_running_server() {
     let wrong = shop.run(&["sale", "list", "--admin-key", "wrong"]).expect(1);
     assert!(wrong.err.contains("DOORBUSTER_ADMIN_KEY"), "{}", wrong.err);
     server.terminate().unwrap();
-    end(&server).expect(0);
+    let diary = end(&server).expect(0).err;
+    for act in ["sale published", "stock changed", "sale paused", "sale resumed", "sale ended"] {
+        assert!(diary.contains(&format!("\"{act}\"")), "{act}: {diary}");
+    }
 }
 
 #[test]
@@ -707,6 +713,34 @@ fn the_demo_sells_everything_once_and_says_so() {
         assert!(said.contains(&format!("✓ {promise}")), "{promise}: {said}");
     }
     assert!(!said.contains('\x1b'), "no colour where there is no terminal");
+    assert!(!said.contains("Buy one yourself"), "nobody can: the shop is closed. {said}");
+    let in_a_log = |line: &&str| line.starts_with("opens in ") || line.starts_with("open for ");
+    for line in said.lines().filter(|line| !in_a_log(line)) {
+        assert!(line.chars().count() <= 80, "wider than a terminal: {line}");
+    }
+}
+
+#[test]
+fn the_demo_says_how_to_buy_when_that_can_be_done() {
+    let args = DEMO.into_iter().filter(|arg| *arg != "--exit").collect::<Vec<_>>();
+    let demo = program(&args).start().unwrap();
+    demo.wait_for_line("The shop stays open", PATIENCE).unwrap();
+    let said: Vec<String> = demo.lines().into_iter().map(|line| line.text).collect();
+    let place = |part: &str| said.iter().position(|line| line.contains(part));
+    let stock = format!("{} sale stock $OFFER +10 ", env!("CARGO_BIN_EXE_doorbuster"));
+    let steps = ["nobody was early", "Buy one yourself", "KEY=", &stock, "/demo/login", "/payment -w"];
+    let places: Vec<_> =
+        steps.iter().map(|step| place(step).unwrap_or_else(|| panic!("{step}: {said:#?}"))).collect();
+    assert!(places.is_sorted(), "{said:#?}");
+    let value = |name: &str| {
+        let words = said.iter().flat_map(|line| line.split_whitespace());
+        words.filter_map(|word| word.strip_prefix(name)).next().unwrap().to_owned()
+    };
+    let (shop, offer, key) = (value("SHOP="), value("OFFER="), value("KEY="));
+    let raised = ["sale", "stock", &offer, "+10", "--server", &shop, "--admin-key", &key, "--json"];
+    assert_eq!(run(&raised).expect(0).json()["free"], 10);
+    demo.terminate().unwrap();
+    end(&demo).expect(0);
 }
 
 #[test]
@@ -714,6 +748,7 @@ fn the_demo_speaks_json_to_scripts() {
     let verdict = run(&[&DEMO[..], &["--json"]].concat()).expect(0).json();
     assert_eq!((&verdict["sold"], &verdict["free"], &verdict["kept"]), (&json!(20), &json!(0), &json!(true)));
     assert_eq!(verdict["buyers"]["won"], 20);
+    assert!(verdict["funnel"]["saw_recorded"].as_u64().unwrap() <= 20 && verdict["funnel"]["won"].is_null());
     assert_eq!(verdict["promises"].as_array().unwrap().len(), 5);
     assert!(verdict["order_call_us"]["count"].as_u64().unwrap() >= 280);
 }

@@ -48,11 +48,14 @@ mod heavy {
         let paid = at_the_sandbox(&ann, &sale, &mut page).await;
         assert!(page.text("#amount").await.unwrap().contains("1,499.00"));
         shows(&mut page, "time", "left to pay").await;
+        assert_eq!(page.text("#which").await.unwrap(), format!("Order {paid}"));
+        assert_eq!(page.text("#pay").await.unwrap(), "Pay");
         let before = page.area("#pay").await.unwrap();
         page.click("#pay").await.unwrap();
         shows(&mut page, "said", "the callback answered 200").await;
         shows(&mut page, "order", "Paid. Thank you").await;
         shows(&mut page, "captures", "pays the order").await;
+        shows(&mut page, "pay", "Pay again").await;
         assert_eq!(order(&ann, &paid).await["state"], "paid");
         assert_eq!(states(&app, &paid).await, [plain("applied")]);
         assert_eq!(page.area("#pay").await.unwrap(), before, "a button never moves");

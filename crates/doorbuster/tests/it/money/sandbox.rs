@@ -134,6 +134,21 @@ async fn where_it_is_off_there_is_nothing() {
     assert_eq!(forge.send(&app, &forge.paid(AN_ID, "a", "one")).await, 404);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_payment_is_a_page_for_people_and_a_problem_for_programs() {
+    let (app, _) = shop(1).await;
+    for id in [AN_ID, "no-id"] {
+        let path = format!("/sandbox/pay/{id}");
+        assert_code(&app.call("GET", &path, None, None, 404).await, "not_found");
+        let asked =
+            app.client.get(app.url(&path)).header("accept", "text/html,application/xhtml+xml,*/*;q=0.8");
+        let page = asked.send().await.unwrap();
+        assert_eq!(page.status(), 404);
+        assert_eq!(page.headers()["content-type"], "text/html; charset=utf-8");
+        assert!(page.text().await.unwrap().contains("There is no such payment here."));
+    }
+}
+
 const AN_ID: &str = "01k9zq3v8g7m4x2r5w6t0n1pbc";
 
 /// A loopback listener behind a proxy on the same machine is open to everybody.
