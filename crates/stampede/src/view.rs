@@ -299,7 +299,7 @@ impl Bars {
             Some(free) => self.stock.set_position(free),
             None => self.stock.set_message("units: the operator knows"),
         }
-        self.foot.set_message(look.latency());
+        self.foot.set_message(look.latency().trim_start().to_owned());
     }
 }
 
@@ -309,6 +309,10 @@ impl Drop for Bars {
         let leave = if self.is_the_end { ProgressBar::abandon } else { ProgressBar::finish_and_clear };
         let all = [&self.head, &self.arrived, &self.passes, &self.tries, &self.granted, &self.recorded];
         all.into_iter().chain([&self.stock, &self.foot]).for_each(leave);
+        if self.is_the_end {
+            // The cursor still stands behind the last bar.
+            say::complain("");
+        }
     }
 }
 

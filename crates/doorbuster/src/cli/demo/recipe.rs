@@ -23,7 +23,8 @@ impl Recipe<'_> {
         if sold_out {
             let program = quoted(&program.to_string_lossy());
             lines.push(format!("KEY={admin_key}"));
-            lines.push(format!("{program} sale stock $OFFER +10 --server $SHOP --admin-key $KEY"));
+            lines.push(format!(r"{program} \"));
+            lines.push("  sale stock $OFFER +10 --server $SHOP --admin-key $KEY".to_owned());
         }
         let buying = [
             r#"field() { sed 's/.*"'$1'":"\([^"]*\)".*/\1/'; }"#,
@@ -66,7 +67,8 @@ mod tests {
     fn an_empty_shelf_is_filled_first() {
         let program = Path::new("/opt/doorbuster");
         let lines = RECIPE.lines(program);
-        let stock = lines.iter().position(|line| line.starts_with("/opt/doorbuster sale stock $OFFER +10"));
+        let stock = lines.iter().position(|line| line.contains("sale stock $OFFER +10"));
+        assert!(lines.contains(&r"/opt/doorbuster \".to_owned()), "{lines:#?}");
         let login = lines.iter().position(|line| line.contains("/demo/login"));
         assert!(stock.is_some() && stock < login, "{lines:#?}");
         let full = Recipe { sold_out: false, ..RECIPE }.lines(program).join("\n");
