@@ -1040,7 +1040,7 @@ mod tests {
 
     #[tokio::test]
     async fn bots_fire_early_often_and_in_parallel_and_get_one_order() {
-        let shop = FakeShop::open(Manners { opens_in: Duration::from_millis(300), ..Manners::default() });
+        let shop = FakeShop::open(Manners { opens_in: Duration::from_secs(2), ..Manners::default() });
         let bot = Kind {
             fires: crate::scenario::Fires::Opening,
             early: Duration::from_millis(100),
