@@ -106,7 +106,7 @@ pub struct PaymentView {
     pub attempts: u32,
     #[schema(value_type = Option<String>, format = DateTime)]
     pub next_try_at: Option<UnixMs>,
-    /// Why the provider did not return the money, the last time.
+    /// Why the provider did not return the money, the last time, or could not be brought to close the payment.
     pub problem: Option<String>,
 }
 

@@ -176,8 +176,8 @@ fn look_around(shared: &Shared, watched: &mut Watched, now_ms: u64) {
             Doing::Idle if draining => 0,
             Doing::Idle => limits.idle_timeout_s,
             Doing::Head => limits.header_timeout_s,
-            Doing::Sending if over => 0,
-            Doing::Sending => limits.idle_timeout_s,
+            Doing::Sending | Doing::Stuck if over => 0,
+            Doing::Sending | Doing::Stuck => limits.idle_timeout_s,
             Doing::Working if over => 0,
             Doing::Working => return true,
         };

@@ -361,9 +361,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Shortcut<S> {
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write(context, bytes);
-        if let Poll::Ready(Ok(1..)) = written {
-            self.watch.bytes_went();
-        }
+        self.watch.wrote(&written);
         written
     }
 
@@ -385,9 +383,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Shortcut<S> {
         buffers: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write_vectored(context, buffers);
-        if let Poll::Ready(Ok(1..)) = written {
-            self.watch.bytes_went();
-        }
+        self.watch.wrote(&written);
         written
     }
 

@@ -10,7 +10,7 @@ use hyper::body::{Frame, SizeHint};
 
 use super::answer::Body;
 
-/// One word: phase in the low two bits, since when in the others.
+/// One word: phase in the low three bits, since when in the others.
 #[derive(Debug)]
 pub struct Watch {
     state: AtomicU64,
@@ -27,7 +27,11 @@ pub enum Doing {
     Working = 2,
     /// The answer is made, but not all of it has been taken by the client.
     Sending = 3,
+    /// More of the answer is to come, and the client does not take what there is.
+    Stuck = 4,
 }
+
+const PHASE_BITS: u32 = 3;
 
 impl Watch {
     /// A connection that nothing has come on. `now_ms` is its thread's clock, which its watchman moves.
@@ -44,19 +48,21 @@ impl Watch {
             Doing::Head => 1,
             Doing::Working => 2,
             Doing::Sending => 3,
+            Doing::Stuck => 4,
         };
-        self.state.store((self.now_ms.load(Ordering::Relaxed) << 2) | phase, Ordering::Release);
+        self.state.store((self.now_ms.load(Ordering::Relaxed) << PHASE_BITS) | phase, Ordering::Release);
     }
 
     pub fn get(&self) -> (Doing, u64) {
         let state = self.state.load(Ordering::Acquire);
-        let doing = match state & 3 {
+        let doing = match state & ((1 << PHASE_BITS) - 1) {
             0 => Doing::Idle,
             1 => Doing::Head,
             2 => Doing::Working,
-            _ => Doing::Sending,
+            3 => Doing::Sending,
+            _ => Doing::Stuck,
         };
-        (doing, state >> 2)
+        (doing, state >> PHASE_BITS)
     }
 
     pub fn bytes_came(&self) {
@@ -67,14 +73,32 @@ impl Watch {
 
     /// A client that takes bytes, however slowly, is there.
     pub fn bytes_went(&self) {
-        if self.get().0 == Doing::Sending {
-            self.set(Doing::Sending);
+        if let doing @ (Doing::Sending | Doing::Stuck) = self.get().0 {
+            self.set(doing);
+        }
+    }
+
+    /// The client does not take what there is of an answer.
+    pub fn bytes_wait(&self) {
+        if self.get().0 == Doing::Working {
+            self.set(Doing::Stuck);
         }
     }
 
     pub fn all_went(&self) {
-        if self.get().0 == Doing::Sending {
-            self.set(Doing::Idle);
+        match self.get().0 {
+            Doing::Sending => self.set(Doing::Idle),
+            Doing::Stuck => self.set(Doing::Working),
+            Doing::Idle | Doing::Head | Doing::Working => {}
+        }
+    }
+
+    /// Keeps count of what a write did.
+    pub fn wrote(&self, written: &Poll<std::io::Result<usize>>) {
+        match written {
+            Poll::Ready(Ok(1..)) => self.bytes_went(),
+            Poll::Ready(_) => {}
+            Poll::Pending => self.bytes_wait(),
         }
     }
 }

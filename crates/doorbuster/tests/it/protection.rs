@@ -275,7 +275,8 @@ async fn what_follows_a_request_does_not_swallow_its_answer() {
     for request in [&try_it, HEALTH] {
         for after in ["\r\n", "\r\n\r\n", "\0\r\n\r\n", "GET"] {
             let said = Raw::saying(app.address, format!("{request}{after}")).await.answer().await;
-            assert_eq!(said.status, 200, "{after:?}");
+            // Asked again it is the same order, which may be queued still.
+            assert!(matches!(said.status, 200 | 202), "{after:?}: {}", said.status);
         }
     }
     let mut raw = Raw::saying(app.address, format!("{HEALTH}\r\n")).await;

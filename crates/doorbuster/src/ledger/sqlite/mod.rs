@@ -51,6 +51,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use rusqlite_migration::{M, Migrations};
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 use super::{LedgerError, LedgerResult};
 use crate::failure::Failure;
@@ -168,7 +169,7 @@ pub struct SqliteLedger {
     incarnation: [u8; 16],
     path: PathBuf,
     writer: Arc<Writer>,
-    failure: Arc<OnceLock<Arc<Failure>>>,
+    watched: Watched,
 }
 
 impl SqliteLedger {
@@ -186,10 +187,9 @@ impl SqliteLedger {
         let (settle, settles) = crossbeam_channel::bounded(WRITES_WAITING_MAX);
         let (clerk, batches) = crossbeam_channel::bounded(WRITES_WAITING_MAX);
         let (reads, read_work) = crossbeam_channel::bounded(READS_WAITING_MAX);
-        let failure = Arc::<OnceLock<_>>::default();
+        let watched = Watched::default();
         let log = Log::of(&connection, path, vfs, COPY_PAGES)?;
-        let watched = Watched(Arc::clone(&failure));
-        let writing = Mutex::new(Writing { connection, log, watched });
+        let writing = Mutex::new(Writing { connection, log, watched: watched.clone() });
         let writer = Arc::new(Writer { writing, wanted: AtomicBool::new(false) });
         let (settler, recorder) = (Arc::clone(&writer), Arc::clone(&writer));
         let mut threads = vec![
@@ -203,7 +203,7 @@ impl SqliteLedger {
         }
         let threads = Arc::new(Mutex::new(threads));
         let (returning, path) = (Arc::default(), path.to_owned());
-        Ok(Self { settle, clerk, reads, returning, threads, incarnation, path, writer, failure })
+        Ok(Self { settle, clerk, reads, returning, threads, incarnation, path, writer, watched })
     }
 
     #[must_use]
@@ -219,7 +219,7 @@ impl SqliteLedger {
     /// Whom the writer tells of a commit of which nobody knows whether it happened: gate and ledger may disagree from
     /// there on. The first one named is told.
     pub fn report_to(&self, failure: Arc<Failure>) {
-        let _ = self.failure.set(failure);
+        let _ = self.watched.failure.set(failure);
     }
 
     /// How many orders have let go of their units here whose release has not reached the gate.
@@ -272,7 +272,12 @@ impl SqliteLedger {
             TrySendError::Full(_) => unavailable("too many writes are waiting"),
             TrySendError::Disconnected(_) => writer_is_gone(),
         })?;
-        receive.await.map_err(|_| writer_is_gone())?
+        tokio::select! {
+            biased;
+            result = receive => result.map_err(|_| writer_is_gone())?,
+            // A change that was handed to a thread that was dying waits in a queue that nobody reads.
+            () = self.watched.died.cancelled() => Err(writer_is_gone()),
+        }
     }
 
     /// Runs a read beside the writer, on a snapshot of the last commit.
@@ -298,12 +303,15 @@ fn writer_is_gone() -> LedgerError {
 }
 
 /// Sees to it that an unknown end of a commit, or of a writing thread, does not stay unheard.
-#[derive(Clone, Debug)]
-struct Watched(Arc<OnceLock<Arc<Failure>>>);
+#[derive(Clone, Debug, Default)]
+struct Watched {
+    failure: Arc<OnceLock<Arc<Failure>>>,
+    died: CancellationToken,
+}
 
 impl Watched {
     fn report(&self, reason: &str) {
-        if let Some(failure) = self.0.get() {
+        if let Some(failure) = self.failure.get() {
             failure.report(anyhow::anyhow!("the ledger's disk can no longer be trusted: {reason}"));
         }
     }
@@ -313,6 +321,7 @@ impl Drop for Watched {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.report("a writing thread died");
+            self.died.cancel();
         }
     }
 }

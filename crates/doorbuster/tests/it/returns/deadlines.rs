@@ -415,7 +415,7 @@ async fn an_order_whose_provider_says_paid_waits_for_the_callback_and_is_then_pa
     assert_eq!((paid.payment, paid.paid_at), (Some(payment), Some(clock.now())));
     assert_eq!(app.app.ledger.strikes_of(buyer("bob"), 10).await.unwrap(), []);
     assert_eq!(ledgers(&app.app, told).await.status.state, State::Paid);
-    assert_eq!(provider.asked.load(Ordering::Acquire), 2, "each was asked about once");
+    assert_eq!(app.app.metrics.inquiries.get(Inquiry::Paid), 2, "each was asked about once");
     assert_eq!(app.app.metrics.money.get(MoneyOutcome::Unnotified), 1, "somebody must look at the callbacks");
 
     // The callback comes after all.
