@@ -111,6 +111,8 @@ impl Settings {
         let defaults = parse(Config::builder().add_source(default_source()))?;
         let mut known = Vec::new();
         names(&defaults, "", &mut known);
+        // Of two names as near to a slip, always the same one is suggested.
+        known.sort_unstable();
         let mut builder = Config::builder().add_source(default_source());
         if let Some(path) = file {
             std::fs::metadata(path)

@@ -10,7 +10,8 @@ use super::refusal::Refusal;
 pub fn sentence(error: &serde_json::Error, path: &str) -> String {
     let words = error.to_string();
     let words = words.rsplit_once(" at line ").map_or(words.as_str(), |(words, _)| words);
-    let of_kind = words.strip_prefix("invalid type: ").or_else(|| words.strip_prefix("invalid value: "));
+    let beginnings = ["invalid type: ", "invalid value: ", "invalid length "];
+    let of_kind = beginnings.iter().find_map(|beginning| words.strip_prefix(beginning));
     if let Some((given, expected)) = of_kind.and_then(|words| words.split_once(", expected ")) {
         return must_be(given, expected, path);
     }
@@ -99,7 +100,7 @@ mod tests {
             assert_eq!(said(r#""price": {"amount": 1, "currency": "EUR"}"#, more), expected);
         }
         let list = parse_json::<SaleDraft>(b"[]").unwrap_err().extra.detail.unwrap();
-        assert_eq!(list, "title is missing", "{list}");
+        assert_eq!(list, "The body must be an object: { … }");
         let number = parse_json::<SaleDraft>(b"7").unwrap_err().extra.detail.unwrap();
         assert_eq!(number, "The body must be an object: { … }");
     }

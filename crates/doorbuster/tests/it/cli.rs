@@ -405,7 +405,7 @@ fn events_are_followed_on_a_running_server() {
     assert_eq!(ended.out.lines().count(), 1, "only what was asked for: {}", ended.out);
     let args = ["events", "tail", "--data-dir", shop.path()];
     let tail = with_secrets(program(&args)).start().unwrap();
-    tail.wait_for_line("sale.ended", PATIENCE).unwrap();
+    tail.wait_for(PATIENCE, |line| line.text.contains("sale.ended")).unwrap();
     server.kill().unwrap();
     let cut = end(&tail).expect(1).err;
     let (reason, way_on) = cut.split_once('\n').unwrap();
