@@ -5,8 +5,12 @@
 //! 2. It knows an event by its `webhook-id`: the same one again changes nothing. Event and effect are one transaction.
 //! 3. It answers 2xx only after that commit. Whatever else it answers, the event comes again.
 //!
+//! To try it on one machine, beside a server that may tell addresses inside:
+//!
 //! ```text
-//! export WEBHOOK_SECRETS=whsec_…      # as `POST /admin/v1/webhooks` showed it; two, with a comma, while it changes
+//! doorbuster serve … --set webhooks.private_addresses=true
+//! doorbuster webhooks add http://127.0.0.1:9000/hooks     # prints the secret, once
+//! export WEBHOOK_SECRETS=whsec_…                          # that secret; two, with a comma, while it changes
 //! cargo run --example receiver -- 127.0.0.1:9000 points.db
 //! ```
 #![expect(clippy::print_stdout, reason = "what it does is its output")]

@@ -16,13 +16,19 @@ const WIRE_RANGE_MS: std::ops::RangeInclusive<i64> = 946_684_800_000..=7_258_118
 pub enum TimeError {
     #[error("is not an RFC 3339 time such as 2026-12-01T12:00:00Z")]
     NotRfc3339,
+    #[error("has no zone: add Z, or an offset such as +08:00")]
+    NoZone,
     #[error("lies outside the years 2000 to 2199")]
     OutOfRange,
 }
 
 impl UnixMs {
     pub fn parse(text: &str) -> Result<Self, TimeError> {
-        let timestamp: Timestamp = text.parse().map_err(|_| TimeError::NotRfc3339)?;
+        let without_zone = |_| match format!("{text}Z").parse::<Timestamp>() {
+            Ok(_) => TimeError::NoZone,
+            Err(_) => TimeError::NotRfc3339,
+        };
+        let timestamp: Timestamp = text.parse().map_err(without_zone)?;
         let ms = timestamp.as_millisecond();
         if WIRE_RANGE_MS.contains(&ms) { Ok(Self(ms)) } else { Err(TimeError::OutOfRange) }
     }
@@ -80,6 +86,8 @@ mod tests {
     fn reads_offsets_and_refuses_what_is_no_time() {
         assert_eq!(UnixMs::parse("2026-12-01T20:00:00+08:00"), Ok(UnixMs(1_796_126_400_000)));
         assert_eq!(UnixMs::parse("tomorrow"), Err(TimeError::NotRfc3339));
+        assert_eq!(UnixMs::parse("2026-12-01T20:00:00"), Err(TimeError::NoZone));
+        assert_eq!(UnixMs::parse("2026-12-01"), Err(TimeError::NotRfc3339));
         assert_eq!(UnixMs::parse("1999-12-31T23:59:59Z"), Err(TimeError::OutOfRange));
         assert_eq!(UnixMs::parse("9999-01-01T00:00:00Z"), Err(TimeError::OutOfRange));
     }

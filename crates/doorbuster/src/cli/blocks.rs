@@ -1,18 +1,17 @@
 //! `blocks`: buyers who get no passes, and their strikes, from a terminal or a script. It shows what the server answers;
 //! what is allowed, and what a strike means, is decided there.
 
-use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use doorbuster::clock::Clock;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rules::buyer::BuyerId;
-use rules::time::UnixMs;
-use rules::wire::{BlockView, Code, MarksView, Page, StrikeCause, StrikeLifter, StrikeView};
+use rules::time::{TimeError, UnixMs};
+use rules::wire::{BlockView, MarksView, Page, StrikeCause, StrikeLifter, StrikeView};
 use serde_json::{Value, json};
 
-use super::client::{Client, Refused};
+use super::client::{Client, unless_found};
 use super::events::parse_span;
-use super::reach::{Folder, ReachOptions};
+use super::reach::{Access, ReachOptions};
 use super::table::{Lean, Table};
 use super::{Exit, say};
 
@@ -80,9 +79,18 @@ enum Command {
     },
 }
 
+impl Command {
+    fn access(&self) -> Access {
+        match self {
+            Self::List { .. } | Self::Show { .. } => Access::Look,
+            Self::Set { .. } | Self::Lift { .. } | Self::Strike { .. } => Access::Change,
+        }
+    }
+}
+
 impl Blocks {
     pub async fn run(self) -> anyhow::Result<Exit> {
-        let reached = self.reach.reach(Folder::MustExist).await?;
+        let reached = self.reach.reach(self.command.access()).await?;
         let door = Door { client: &reached.client, json: self.reach.json };
         let done = door.run(&self.command).await;
         let left = reached.leave().await;
@@ -188,12 +196,6 @@ fn encoded(text: &str) -> impl std::fmt::Display + '_ {
     utf8_percent_encode(text, NON_ALPHANUMERIC)
 }
 
-/// Says what there is not, where the server says only that there is nothing.
-fn unless_found(error: anyhow::Error, sentence: &str) -> anyhow::Error {
-    let is_nothing = |refused: &Refused| refused.0.code == Code::NotFound.as_str();
-    if error.downcast_ref().is_some_and(is_nothing) { anyhow!("{sentence}") } else { error }
-}
-
 fn has_nothing(buyer: &BuyerId) -> String {
     format!("{} has no block and no strikes. `doorbuster blocks list` shows who is blocked.", buyer.as_str())
 }
@@ -289,8 +291,11 @@ fn parse_buyer(text: &str) -> Result<BuyerId, String> {
 
 fn parse_until(text: &str) -> Result<UnixMs, String> {
     let Some(span) = parse_span(text) else {
-        return UnixMs::parse(text).map_err(|_| {
-            "must be a time such as 2026-12-01T12:00:00Z, or how long from now, such as 72h or 30d".into()
+        return UnixMs::parse(text).map_err(|error| match error {
+            TimeError::NoZone => error.to_string(),
+            TimeError::NotRfc3339 | TimeError::OutOfRange => {
+                "must be a time such as 2026-12-01T12:00:00Z, or how long from now, such as 72h or 30d".into()
+            }
         });
     };
     const TOO_FAR: &str = "is too far ahead";

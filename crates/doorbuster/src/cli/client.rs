@@ -2,10 +2,11 @@
 //! do next.
 
 use std::fmt;
+use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use reqwest::Method;
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use rules::wire::{Code, Problem};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::de::DeserializeOwned;
@@ -13,6 +14,9 @@ use serde_json::Value;
 
 /// An operator's call changes a few rows; what takes longer than this will not come.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// An export may hold every order of a large shop.
+const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// Whether a server is there is known at once.
 const ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -25,10 +29,12 @@ pub struct Client {
 }
 
 impl Client {
+    /// `base` as people write it: `127.0.0.1:8080` is enough.
     pub fn new(base: &str, key: SecretString) -> anyhow::Result<Self> {
         // The server is the shop's own: a proxy of the desk it is called from has no part in it.
         let http = reqwest::Client::builder().no_proxy().timeout(CALL_TIMEOUT).build()?;
-        Ok(Self { http, base: base.trim_end_matches('/').to_owned(), key })
+        let scheme = if base.contains("://") { "" } else { "http://" };
+        Ok(Self { http, base: format!("{scheme}{}", base.trim_end_matches('/')), key })
     }
 
     pub async fn is_alive(&self) -> bool {
@@ -56,37 +62,62 @@ impl Client {
         self.call(Method::DELETE, path, None).await
     }
 
+    /// Copies an answer that is no JSON, as it comes. An error in the middle leaves `into` with a part of it.
+    pub async fn download(&self, path: &str, into: &mut impl Write) -> anyhow::Result<()> {
+        let mut response = self.send(self.request(Method::GET, path).timeout(DOWNLOAD_TIMEOUT)).await?;
+        let status = response.status();
+        if !status.is_success() {
+            return Err(self.refused(status, &response.bytes().await.context("the answer broke off")?));
+        }
+        while let Some(part) = response.chunk().await.context("the answer broke off")? {
+            into.write_all(&part)?;
+        }
+        Ok(into.flush()?)
+    }
+
     async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
     ) -> anyhow::Result<T> {
-        let request = self.http.request(method, format!("{}{path}", self.base));
-        let request = request.bearer_auth(self.key.expose_secret());
+        let request = self.request(method, path);
         let request = match body {
             // A repeat after a lost answer must not do it twice.
             Some(body) => request.header("Idempotency-Key", random_text()).json(body),
             None => request,
         };
-        let response = request.send().await.map_err(|error| {
+        let response = self.send(request).await?;
+        let status = response.status();
+        let bytes = response.bytes().await.context("the answer broke off")?;
+        if !status.is_success() {
+            return Err(self.refused(status, &bytes));
+        }
+        let text: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
+        serde_json::from_slice(text)
+            .with_context(|| format!("{} answered something that is not of this version", self.base))
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        request.bearer_auth(self.key.expose_secret())
+    }
+
+    async fn send(&self, request: RequestBuilder) -> anyhow::Result<Response> {
+        request.send().await.map_err(|error| {
             anyhow!(
                 "no answer from {}: {}. Is it running, and is the address right?",
                 self.base,
                 root_cause(&error)
             )
-        })?;
-        let status = response.status();
-        let bytes = response.bytes().await.context("the answer broke off")?;
-        if status.is_success() {
-            let text: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
-            return serde_json::from_slice(text)
-                .with_context(|| format!("{} answered something that is not of this version", self.base));
-        }
-        Err(match serde_json::from_slice::<Problem>(&bytes) {
+        })
+    }
+
+    fn refused(&self, status: StatusCode, body: &[u8]) -> anyhow::Error {
+        match serde_json::from_slice::<Problem>(body) {
             Ok(problem) => Refused(problem).into(),
             Err(_) => anyhow!("{} answered {status} without a reason. Is it a doorbuster?", self.base),
-        })
+        }
     }
 }
 
@@ -113,13 +144,21 @@ impl fmt::Display for Refused {
     }
 }
 
+/// Says what there is not, where the server says only that there is nothing.
+pub fn unless_found(error: anyhow::Error, sentence: &str) -> anyhow::Error {
+    let is_nothing = |refused: &Refused| refused.0.code == Code::NotFound.as_str();
+    if error.downcast_ref().is_some_and(is_nothing) { anyhow!("{sentence}") } else { error }
+}
+
 /// What to do after a refusal.
 fn advice(code: &str) -> Option<&'static str> {
     let code = Code::ALL.iter().find(|known| known.as_str() == code)?;
     Some(match code {
-        Code::Unauthorized => "Set DOORBUSTER_ADMIN_KEY, or --admin-key, to the admin_key of that server.",
+        Code::Unauthorized => {
+            "Set DOORBUSTER_ADMIN_KEY, or --admin-key, to the admin_key of that server, or name its settings with --config FILE."
+        }
         Code::NotFound => {
-            "`doorbuster sale list`, `payments list`, `blocks list` and `webhooks list` show what there is."
+            "`doorbuster sale list`, `orders list`, `payments list`, `blocks list` and `webhooks list` show what there is."
         }
         Code::WrongState | Code::NotEditable | Code::Unsure => {
             "`doorbuster sale show ID` shows how it stands."

@@ -1,7 +1,7 @@
 //! `config`: what is set, whether it makes sense, and what could be set.
 
 use clap::{Args, Subcommand};
-use doorbuster::config::{DEFAULT_TOML, Problem};
+use doorbuster::config::{DEFAULT_TOML, Wrong};
 use serde_json::json;
 
 use super::options::{SettingsOptions, warn_of};
@@ -64,12 +64,9 @@ fn print(options: &Options) -> anyhow::Result<Exit> {
 
 /// Settings that cannot even be read are a problem like the others.
 fn check(options: &Options) -> Exit {
-    let (problems, warnings) = match options.settings.load(&[]) {
-        Ok(settings) => match settings.check() {
-            Ok(warnings) => (Vec::new(), warnings),
-            Err(problems) => (problems, settings.unknown),
-        },
-        Err(error) => (vec![Problem { key: "config", sentence: error.to_string() }], Vec::new()),
+    let (problems, warnings) = match options.settings.load_checked(&[]) {
+        Ok((_, warnings)) => (Vec::new(), warnings),
+        Err(Wrong { problems, warnings }) => (problems, warnings),
     };
     if options.json {
         say::answer(&json!({"problems": problems, "warnings": warnings}).to_string());

@@ -3,18 +3,18 @@
 
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use doorbuster::clock::Clock;
-use doorbuster::outbox::endpoint::check_types;
+use doorbuster::outbox::endpoint::check_type;
 use rules::id::EventId;
 use rules::money::Money;
-use rules::time::UnixMs;
+use rules::time::{TimeError, UnixMs};
 use serde_json::Value;
 use stampede::words::thousands;
 
 use super::client::Client;
-use super::reach::{Folder, ReachOptions};
+use super::reach::{Access, ReachOptions};
 use super::table::money;
 use super::{Exit, say, signals::Signals};
 
@@ -79,7 +79,7 @@ struct Tail {
 impl Events {
     pub async fn run(self) -> anyhow::Result<Exit> {
         let Command::Tail(tail) = &self.command;
-        let reached = self.reach.reach(Folder::MustExist).await?;
+        let reached = self.reach.reach(Access::Look).await?;
         let follow = !tail.no_follow && !reached.is_inside();
         let reader = Reader { client: &reached.client, json: self.reach.json, tail };
         let done = reader.read(follow).await;
@@ -108,7 +108,7 @@ impl Reader<'_> {
             let page = self.page(&place, follow);
             let page: Value = tokio::select! {
                 () = signals.next() => return Ok(()),
-                page = page => page.with_context(|| how_to_read_on(&place))?,
+                page = page => page.map_err(|error| anyhow!("{error:#}{}", how_to_read_on(&place)))?,
             };
             if let Some(missed) = page.get("missed").and_then(Value::as_u64).filter(|missed| *missed > 0) {
                 let missed = thousands(missed);
@@ -150,10 +150,11 @@ impl Reader<'_> {
     }
 }
 
+/// Behind the reason: the way on.
 fn how_to_read_on(place: &str) -> String {
     match place.strip_prefix("after=") {
-        Some(id) => format!("`doorbuster events tail --after {id}` reads on from here"),
-        None => "the events cannot be read".to_owned(),
+        Some(id) => format!("\n  `doorbuster events tail --after {id}` reads on from here."),
+        None => String::new(),
     }
 }
 
@@ -183,10 +184,7 @@ fn shown(value: &Value) -> String {
 
 fn parse_type(text: &str) -> Result<String, String> {
     let text = text.trim().to_owned();
-    match check_types(std::slice::from_ref(&text)) {
-        Ok(()) => Ok(text),
-        Err(_) => Err("must be a type such as order.paid, or order.* for all of a kind".to_owned()),
-    }
+    check_type(&text).map(|()| text)
 }
 
 /// Units of a span, in seconds.
@@ -208,8 +206,11 @@ fn parse_since(text: &str) -> Result<UnixMs, String> {
             UnixMs::parse(&Clock::system().now().plus_ms(-ms).to_string())
                 .map_err(|_| "is too long ago".to_owned())
         }
-        None => UnixMs::parse(text).map_err(|_| {
-            "must be a time such as 2026-12-01T12:00:00Z, or how long ago, such as 10m or 2h".into()
+        None => UnixMs::parse(text).map_err(|error| match error {
+            TimeError::NoZone => error.to_string(),
+            TimeError::NotRfc3339 | TimeError::OutOfRange => {
+                "must be a time such as 2026-12-01T12:00:00Z, or how long ago, such as 10m or 2h".into()
+            }
         }),
     }
 }

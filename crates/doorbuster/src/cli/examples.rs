@@ -2,6 +2,8 @@
 
 use clap::Command;
 
+use super::sale::SALE_FILE;
+
 /// Command, command within it, examples.
 const EXAMPLES: &[(&str, &str, &[&str])] = &[
     ("sale", "create", &["night.json", "night.json --publish", "- < night.json"]),
@@ -18,6 +20,9 @@ const EXAMPLES: &[(&str, &str, &[&str])] = &[
         &["01m7h12ebb6w9scvfaw00tvy23 +50", "01m7h12ebb6w9scvfaw00tvy23 -20 --change-id broken-bottles"],
     ),
     ("sale", "delete", &["01m7h12ebbvd5va6f5pvjryvdn"]),
+    ("orders", "list", &["--state awaiting_payment", "--buyer ann --json"]),
+    ("orders", "show", &["01m7h12eefchxsys8mbnadytqv"]),
+    ("orders", "export", &["> orders.csv", "--sale 01m7h12ebbvd5va6f5pvjryvdn --state paid --out paid.csv"]),
     ("payments", "list", &["--state refund_failed", "--order 01m7h12eefchxsys8mbnadytqv --json"]),
     ("payments", "show", &["01m7h12f0c6w9scvfaw00tvy24"]),
     ("payments", "refund", &["01m7h12eefchxsys8mbnadytqv", "01m7h12eefchxsys8mbnadytqv --keep-units"]),
@@ -61,7 +66,9 @@ pub fn added_to(command: Command) -> Command {
     EXAMPLES.iter().fold(command, |all, (outer, inner, examples)| {
         let line =
             |example: &&str| format!("\n  {}", format!("doorbuster {outer} {inner} {example}").trim_end());
-        let text = format!("Examples:{}", examples.iter().map(line).collect::<String>());
+        let more =
+            if (*outer, *inner) == ("sale", "create") { format!("\n{SALE_FILE}") } else { String::new() };
+        let text = format!("Examples:{}{more}", examples.iter().map(line).collect::<String>());
         all.mut_subcommand(outer, |outer| outer.mut_subcommand(inner, |inner| inner.after_help(text)))
     })
 }

@@ -34,6 +34,7 @@ mod demo;
 mod events;
 mod migrate;
 mod openapi;
+mod orders;
 mod payments;
 mod preheat;
 mod sale;
@@ -67,6 +68,7 @@ enum Command {
     Serve(serve::Serve),
     Sale(sale::Sale),
     Preheat(preheat::Preheat),
+    Orders(orders::Orders),
     Payments(payments::Payments),
     Blocks(blocks::Blocks),
     Events(events::Events),
@@ -106,6 +108,7 @@ pub async fn run(cli: Cli) -> ExitCode {
         Command::Serve(command) => Box::pin(command.run()).await,
         Command::Sale(command) => command.run().await,
         Command::Preheat(command) => command.run().await,
+        Command::Orders(command) => command.run().await,
         Command::Payments(command) => command.run().await,
         Command::Blocks(command) => command.run().await,
         Command::Events(command) => command.run().await,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use doorbuster::config::{ConfigError, Settings, Warning};
+use doorbuster::config::{ConfigError, Settings, Warning, Wrong};
 
 use super::say;
 
@@ -23,10 +23,17 @@ pub struct SettingsOptions {
 impl SettingsOptions {
     /// Defaults, then the file, then the environment, then flags; `more` are flags of one command.
     pub fn load(&self, more: &[String]) -> Result<Settings, ConfigError> {
-        let mut flags = self.set.clone();
-        flags.extend(self.data_dir.iter().map(|folder| format!("data_dir={folder}")));
-        flags.extend_from_slice(more);
-        Settings::load(self.config.as_deref(), environment(), &flags)
+        Settings::load(self.config.as_deref(), environment(), &self.flags(more))
+    }
+
+    /// The same, for whoever starts a server with them: all that is wrong at once.
+    pub fn load_checked(&self, more: &[String]) -> Result<(Settings, Vec<Warning>), Wrong> {
+        Settings::load_checked(self.config.as_deref(), environment(), &self.flags(more))
+    }
+
+    fn flags(&self, more: &[String]) -> Vec<String> {
+        let folder = self.data_dir.iter().map(|folder| format!("data_dir={folder}"));
+        self.set.iter().cloned().chain(folder).chain(more.iter().cloned()).collect()
     }
 }
 

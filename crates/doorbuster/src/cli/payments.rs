@@ -8,8 +8,9 @@ use rules::time::UnixMs;
 use rules::wire::{OperatorOrder, Page, PaymentView, RefundRequest};
 use serde_json::{Value, json};
 
-use super::client::Client;
-use super::reach::{Folder, ReachOptions};
+use super::client::{Client, unless_found};
+use super::orders::no_order;
+use super::reach::{Access, ReachOptions};
 use super::table::{Lean, Table, money};
 use super::{Exit, say};
 
@@ -61,11 +62,32 @@ enum Command {
     Retry { payment: PaymentId },
 }
 
+impl Command {
+    fn access(&self) -> Access {
+        match self {
+            Self::List { .. } | Self::Show { .. } => Access::Look,
+            Self::Refund { .. } | Self::Retry { .. } => Access::Change,
+        }
+    }
+
+    /// What to say when what it names is not there.
+    fn not_found(&self) -> String {
+        match self {
+            Self::Show { payment } | Self::Retry { payment } => format!(
+                "There is no payment with the id {payment}. `doorbuster payments list` shows those that there are."
+            ),
+            Self::Refund { order, .. } => no_order(*order),
+            Self::List { .. } => "There is nothing to list.".to_owned(),
+        }
+    }
+}
+
 impl Payments {
     pub async fn run(self) -> anyhow::Result<Exit> {
-        let reached = self.reach.reach(Folder::MustExist).await?;
+        let reached = self.reach.reach(self.command.access()).await?;
         let till = Till { client: &reached.client, json: self.reach.json };
         let done = till.run(&self.command).await;
+        let done = done.map_err(|error| unless_found(error, &self.command.not_found()));
         let left = reached.leave().await;
         done?;
         left.map(|()| Exit::Done)

@@ -4,7 +4,9 @@ use clap::Args;
 use rules::id::SaleId;
 use serde_json::{Value, json};
 
-use super::reach::{Folder, ReachOptions};
+use super::client::unless_found;
+use super::reach::{Access, ReachOptions};
+use super::sale::no_sale;
 use super::{Exit, say};
 
 /// Loads a published sale into the gate; publishing does it by itself, and again is harmless.
@@ -20,11 +22,11 @@ pub struct Preheat {
 
 impl Preheat {
     pub async fn run(self) -> anyhow::Result<Exit> {
-        let reached = self.reach.reach(Folder::MustExist).await?;
+        let reached = self.reach.reach(Access::Change).await?;
         let path = format!("/admin/v1/sales/{}/preheat", self.sale);
         let answered: anyhow::Result<Value> = reached.client.post(&path, &json!({})).await;
         reached.leave().await?;
-        let answer = answered?;
+        let answer = answered.map_err(|error| unless_found(error, &no_sale(self.sale)))?;
         say::answer(&if self.reach.json { answer.to_string() } else { sentence(&answer) });
         Ok(Exit::Done)
     }

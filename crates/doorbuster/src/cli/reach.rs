@@ -1,6 +1,8 @@
 //! How operator commands reach a server: the one that runs, or, when none does, one inside this process on the same
 //! data folder. Either way the command speaks HTTP, so there is one way to do each thing.
 
+use std::path::{Path, PathBuf};
+
 use anyhow::{bail, ensure};
 use clap::Args;
 use doorbuster::app::Server;
@@ -13,6 +15,7 @@ use tokio_util::task::TaskTracker;
 use super::client::{Client, throwaway_secret};
 use super::options::{SettingsOptions, warn_of};
 use super::run_file::{RunFile, url};
+use super::say;
 use super::serve::bind;
 
 #[derive(Clone, Debug, Args)]
@@ -47,33 +50,36 @@ struct Inside {
 #[derive(Debug)]
 pub enum Found {
     Server(Client),
-    /// No server runs on it.
+    /// No server runs on it, and there is a ledger.
     Folder(Box<Settings>),
 }
 
-/// Whether a command may begin a new data folder.
+/// What a command means to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Folder {
-    MayBeNew,
-    MustExist,
+pub enum Access {
+    Look,
+    /// Whoever changes a folder without a server should see which one.
+    Change,
 }
 
 impl ReachOptions {
-    pub async fn reach(&self, folder: Folder) -> anyhow::Result<Reached> {
+    pub async fn reach(&self, access: Access) -> anyhow::Result<Reached> {
         let settings = match self.find().await? {
             Found::Server(client) => return Ok(Reached { client, inside: None }),
             Found::Folder(settings) => settings,
         };
-        ensure!(
-            folder == Folder::MayBeNew || settings.ledger_path().exists(),
-            "no server runs on the data folder {0}, and there is no ledger in it. \
-             Name the folder with --data-dir, or a server with --server URL.",
-            settings.data_dir.display()
-        );
+        if access == Access::Change {
+            let folder = whole(&settings.data_dir);
+            say::complain(&format!(
+                "No server runs: working on the data folder {} itself.",
+                folder.display()
+            ));
+        }
         self.start_inside().await
     }
 
-    /// The server that is named or runs on the data folder; else the folder's settings.
+    /// The server that is named or runs on the data folder; else the folder's settings. A folder without a ledger is
+    /// refused: a typing mistake must not begin a new shop.
     pub async fn find(&self) -> anyhow::Result<Found> {
         let settings = self.settings.load(&[])?;
         warn_of(&settings.unknown);
@@ -89,6 +95,13 @@ impl ReachOptions {
                 return Ok(Found::Server(client));
             }
         }
+        ensure!(
+            settings.data_dir.is_dir() && settings.ledger_path().exists(),
+            "no server runs on the data folder {}, and there is no ledger at {}. Name the folder with --data-dir DIR or \
+             --config FILE, or a server with --server URL. `doorbuster serve` begins a new shop.",
+            whole(&settings.data_dir).display(),
+            whole(&settings.ledger_path()).display()
+        );
         Ok(Found::Folder(Box::new(settings)))
     }
 
@@ -137,6 +150,14 @@ impl Reached {
 fn required(key: Option<SecretString>) -> anyhow::Result<SecretString> {
     match key {
         Some(key) => Ok(key),
-        None => bail!("the server wants its admin key: set DOORBUSTER_ADMIN_KEY, or give --admin-key"),
+        None => bail!(
+            "the server wants its admin key: set DOORBUSTER_ADMIN_KEY, give --admin-key, or name the settings file that \
+             holds it with --config FILE"
+        ),
     }
+}
+
+/// The path as seen from everywhere.
+fn whole(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -1,19 +1,20 @@
 //! `sale`: what an operator does with sales, from a terminal or a script. It shows what the server answers; what is
 //! allowed is decided there.
 
-use std::io::{IsTerminal as _, Read as _};
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use rules::id::{OfferId, SaleId};
 use rules::money::Money;
+use rules::sale::{Phase, SaleState};
 use rules::wire::{Page, Stats};
 use serde_json::{Value, json};
 use stampede::words::thousands;
 
-use super::client::{Client, random_text};
-use super::reach::{Folder, ReachOptions};
+use super::client::{Client, random_text, unless_found};
+use super::reach::{Access, ReachOptions};
 use super::table::{Lean, Table, money};
 use super::{Exit, say, signals::Signals};
 
@@ -22,6 +23,12 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// Moves to the top left and clears what is below.
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";
+
+/// A sale file, for the help of whoever writes one.
+pub const SALE_FILE: &str = "\
+A sale file, times in UTC and money in minor units:
+  {\"title\": \"1499 night\", \"opens_at\": \"2026-12-01T12:00:00Z\", \"closes_at\": \"2026-12-01T13:00:00Z\",
+   \"offers\": [{\"name\": \"Feitian 53\", \"price\": {\"amount\": 149900, \"currency\": \"CNY\"}, \"stock\": 100}]}";
 
 /// Makes, publishes and watches sales.
 ///
@@ -33,9 +40,7 @@ Examples:
   doorbuster sale list
   doorbuster sale stats 01m7h12ebbvd5va6f5pvjryvdn --watch
   doorbuster sale stock 01m7h12ebb6w9scvfaw00tvy23 +50
-A sale file, times in UTC and money in minor units:
-  {\"title\": \"1499 night\", \"opens_at\": \"2026-12-01T12:00:00Z\", \"closes_at\": \"2026-12-01T13:00:00Z\",
-   \"offers\": [{\"name\": \"Feitian 53\", \"price\": {\"amount\": 149900, \"currency\": \"CNY\"}, \"stock\": 100}]}")]
+`doorbuster sale create --help` shows a sale file.")]
 pub struct Sale {
     #[command(subcommand)]
     command: Command,
@@ -47,6 +52,8 @@ pub struct Sale {
 enum Command {
     /// Makes a draft from a JSON file, or from standard input with "-".
     Create {
+        /// The sale as JSON, as below; "-" reads standard input.
+        #[arg(value_name = "SALE_FILE")]
         file: String,
         /// Publishes it at once.
         #[arg(long)]
@@ -74,7 +81,8 @@ enum Command {
     /// Raises (+50) or lowers (-20) the stock of an offer, also during the sale.
     Stock {
         offer: OfferId,
-        #[arg(allow_hyphen_values = true)]
+        /// How many more or fewer: +50 or -20.
+        #[arg(allow_hyphen_values = true, value_parser = parse_change)]
         change: i64,
         /// Names the change: the same name again changes nothing and answers what the first did.
         #[arg(long, value_name = "NAME")]
@@ -84,18 +92,55 @@ enum Command {
     Delete { sale: SaleId },
 }
 
+impl Command {
+    fn access(&self) -> Access {
+        match self {
+            Self::List | Self::Show { .. } | Self::Stats { .. } => Access::Look,
+            Self::Create { .. }
+            | Self::Publish { .. }
+            | Self::Pause { .. }
+            | Self::Resume { .. }
+            | Self::End { .. }
+            | Self::Stock { .. }
+            | Self::Delete { .. } => Access::Change,
+        }
+    }
+
+    /// What to say when what it names is not there.
+    fn not_found(&self) -> String {
+        match self {
+            Self::Show { sale }
+            | Self::Publish { sale }
+            | Self::Pause { sale }
+            | Self::Resume { sale }
+            | Self::End { sale }
+            | Self::Stats { sale, .. }
+            | Self::Delete { sale } => no_sale(*sale),
+            Self::Stock { offer, .. } => format!(
+                "There is no offer with the id {offer}. `doorbuster sale list` shows the sales, `doorbuster sale show SALE` the \
+                 offers of one."
+            ),
+            Self::Create { .. } | Self::List => "There is nothing here.".to_owned(),
+        }
+    }
+}
+
+/// What to say of a sale that is not there.
+pub fn no_sale(sale: SaleId) -> String {
+    format!("There is no sale with the id {sale}. `doorbuster sale list` shows those that there are.")
+}
+
 impl Sale {
     pub async fn run(self) -> anyhow::Result<Exit> {
-        let creates = matches!(self.command, Command::Create { .. });
-        // Read before anything is opened: a file that is not there is no reason to begin a ledger.
+        // Read before anything is opened: a file that is not there is the first thing to say.
         let draft = match &self.command {
             Command::Create { file, .. } => read_draft(file)?,
             _ => Value::Null,
         };
-        let folder = if creates { Folder::MayBeNew } else { Folder::MustExist };
-        let reached = self.reach.reach(folder).await?;
+        let reached = self.reach.reach(self.command.access()).await?;
         let desk = Desk { client: &reached.client, json: self.reach.json };
         let done = desk.run(&self.command, &draft).await;
+        let done = done.map_err(|error| unless_found(error, &self.command.not_found()));
         let left = reached.leave().await;
         done?;
         left.map(|()| Exit::Done)
@@ -103,13 +148,15 @@ impl Sale {
 }
 
 fn read_draft(file: &str) -> anyhow::Result<Value> {
-    let mut text = String::new();
-    if file == "-" {
-        std::io::stdin().read_to_string(&mut text).context("standard input cannot be read")?;
-    } else {
-        text = std::fs::read_to_string(file).with_context(|| format!("{file} cannot be read"))?;
-    }
-    serde_json::from_str(&text).with_context(|| format!("{file} is no JSON"))
+    let name = if file == "-" { "standard input" } else { file };
+    let text =
+        if file == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(file) };
+    let text = text.with_context(|| format!("{name} cannot be read"))?;
+    serde_json::from_str(&text).with_context(|| format!("{name} is no JSON"))
+}
+
+fn parse_change(text: &str) -> Result<i64, String> {
+    text.parse().map_err(|_| "must be a whole number with its sign, such as +50 or -20".to_owned())
 }
 
 struct Desk<'a> {
@@ -140,6 +187,7 @@ impl Desk<'_> {
         let id: SaleId = text(&sale, "id").parse().context("the server made a sale without an id")?;
         if publish {
             sale = self.client.post(&format!("{}/publish", path_of(id)), &json!({})).await?;
+            warn_of_closed(&sale);
         }
         self.show(&sale)?;
         if !publish && !self.json {
@@ -165,15 +213,16 @@ impl Desk<'_> {
             return Ok(());
         }
         if items.is_empty() {
-            say::answer("There are no sales yet. `doorbuster sale create FILE` makes one.");
+            say::answer("There are no sales yet. `doorbuster sale create SALE_FILE` makes one.");
             return Ok(());
         }
         let heads = ["ID", "STATE", "PHASE", "OPENS", "CLOSES"].map(|head| (head, Lean::Left));
         let mut table = Table::new(&[&heads[..], &[("OFFERS", Lean::Right), ("TITLE", Lean::Left)]].concat());
         for sale in &items {
             let offers = sale.get("offers").and_then(Value::as_array).map_or(0, Vec::len);
-            let front =
-                ["id", "state", "phase", "opens_at", "closes_at"].map(|name| text(sale, name).to_owned());
+            let of = |name| text(sale, name);
+            let front = [of("id"), of("state"), phase(sale).unwrap_or("-"), of("opens_at"), of("closes_at")];
+            let front = front.map(str::to_owned);
             table.row(front.into_iter().chain([offers.to_string(), text(sale, "title").to_owned()]));
         }
         say::answer(&table.render());
@@ -188,7 +237,7 @@ impl Desk<'_> {
         let of = |name| text(sale, name);
         let mut lines = vec![
             format!("{}  {}", of("id"), of("title")),
-            format!("state    {}, {}", of("state"), of("phase")),
+            format!("state    {}", standing(sale)),
             format!("window   {} to {}", of("opens_at"), of("closes_at")),
             format!(
                 "rules    challenge {}, registration {}, pay within {} s",
@@ -221,6 +270,9 @@ impl Desk<'_> {
 
     async fn act(&self, sale: SaleId, action: &str) -> anyhow::Result<()> {
         let changed: Value = self.client.post(&format!("{}/{action}", path_of(sale)), &json!({})).await?;
+        if action == "publish" {
+            warn_of_closed(&changed);
+        }
         if self.json {
             say::answer(&changed.to_string());
         } else {
@@ -308,13 +360,38 @@ fn stats_text(stats: &Stats) -> String {
         let counts = counts.into_iter().map(|count| thousands(count.into()));
         offers.row([offer.offer_id.to_string()].into_iter().chain(counts));
     }
-    let phase = format!("{:?}", stats.phase).to_lowercase();
+    let phase = if stats.state == SaleState::Draft { "" } else { stats.phase.as_str() };
+    let comma = if phase.is_empty() { "" } else { ", " };
     let queue = stats.queue;
-    let head = format!("{}  {}, {phase}", stats.sale_id, stats.state.as_str());
+    let head = format!("{}  {}{comma}{phase}", stats.sale_id, stats.state.as_str());
     let foot = format!("queue: {} claims, the oldest waits {} ms", thousands(queue.depth), queue.lag_ms);
     let since = funnel.counted_since.map(|at| format!("\ncounted since the server started at {at}"));
     let steps = steps.render() + &since.unwrap_or_default();
     format!("{head}\n\n{steps}\n\n{}\n\n{foot}", offers.render())
+}
+
+/// Where a sale stands in its window. A draft has a window and stands nowhere: nobody sees it.
+fn phase(sale: &Value) -> Option<&str> {
+    let is_draft = text(sale, "state") == SaleState::Draft.as_str();
+    sale.get("phase").and_then(Value::as_str).filter(|_| !is_draft)
+}
+
+fn standing(sale: &Value) -> String {
+    match phase(sale) {
+        Some(phase) => format!("{}, {phase}", text(sale, "state")),
+        None => text(sale, "state").to_owned(),
+    }
+}
+
+/// It is allowed, and hardly ever meant.
+fn warn_of_closed(published: &Value) {
+    if phase(published) == Some(Phase::Closed.as_str()) {
+        let (id, closed) = (text(published, "id"), text(published, "closes_at"));
+        say::complain(&format!(
+            "warning: the window of {id} was over at {closed}: nobody can buy. PATCH /admin/v1/sales/{id} with a later \
+             closes_at opens it."
+        ));
+    }
 }
 
 fn text<'a>(value: &'a Value, name: &str) -> &'a str {

@@ -42,13 +42,12 @@ pub struct Serve {
 impl Serve {
     pub async fn run(self) -> anyhow::Result<Exit> {
         let more: Vec<String> = self.listen.iter().map(|address| format!("listen={address}")).collect();
-        let settings = self.settings.load(&more)?;
-        let warnings = match settings.check() {
-            Ok(warnings) => warnings,
-            Err(problems) => {
+        let (settings, warnings) = match self.settings.load_checked(&more) {
+            Ok(loaded) => loaded,
+            Err(wrong) => {
                 // A name with a slip may be what is missing.
-                warn_of(&settings.unknown);
-                problems.iter().for_each(|problem| say::complain(&problem.to_string()));
+                warn_of(&wrong.warnings);
+                wrong.problems.iter().for_each(|problem| say::complain(&problem.to_string()));
                 return Ok(Exit::Failed);
             }
         };

@@ -8,8 +8,8 @@ use rules::wire::{Page, ParkedView, Replayed, WebhookSecret, WebhookTested, Webh
 use serde_json::{Map, Value, json};
 use stampede::words::thousands;
 
-use super::client::Client;
-use super::reach::{Folder, ReachOptions};
+use super::client::{Client, unless_found};
+use super::reach::{Access, ReachOptions};
 use super::table::{Lean, Table};
 use super::{Exit, say};
 
@@ -88,11 +88,39 @@ struct Set {
 /// How `--types` names every type.
 const ALL_TYPES: &str = "all";
 
+impl Command {
+    fn access(&self) -> Access {
+        match self {
+            Self::List | Self::Show { .. } | Self::Test { .. } => Access::Look,
+            Self::Add { .. }
+            | Self::Set(_)
+            | Self::Remove { .. }
+            | Self::Replay { .. }
+            | Self::Rotate { .. } => Access::Change,
+        }
+    }
+
+    /// What to say when the webhook that it names is not there.
+    fn not_found(&self) -> String {
+        const LISTED: &str = "`doorbuster webhooks list` shows those that there are.";
+        match self {
+            Self::Show { webhook }
+            | Self::Set(Set { webhook, .. })
+            | Self::Remove { webhook }
+            | Self::Test { webhook }
+            | Self::Replay { webhook, .. }
+            | Self::Rotate { webhook } => format!("There is no webhook with the id {webhook}. {LISTED}"),
+            Self::List | Self::Add { .. } => LISTED.to_owned(),
+        }
+    }
+}
+
 impl Webhooks {
     pub async fn run(self) -> anyhow::Result<Exit> {
-        let reached = self.reach.reach(Folder::MustExist).await?;
+        let reached = self.reach.reach(self.command.access()).await?;
         let desk = Desk { client: &reached.client, json: self.reach.json };
         let done = desk.run(&self.command).await;
+        let done = done.map_err(|error| unless_found(error, &self.command.not_found()));
         let left = reached.leave().await;
         let exit = done?;
         left.map(|()| exit)
@@ -148,7 +176,7 @@ impl Desk<'_> {
                 thousands(webhook.dropped),
                 types(webhook),
                 webhook.url.clone(),
-                webhook.disabled_reason.clone().unwrap_or_default(),
+                why(webhook).to_owned(),
             ]);
         }
         say::answer(&table.render());
@@ -302,6 +330,11 @@ fn state(webhook: &WebhookView) -> &'static str {
     }
 }
 
+/// Why it stands as it does, as far as that is known.
+fn why(webhook: &WebhookView) -> &str {
+    webhook.disabled_reason.as_deref().or(webhook.last_problem.as_deref()).unwrap_or_default()
+}
+
 fn types(webhook: &WebhookView) -> String {
     if webhook.types.is_empty() { "all".to_owned() } else { webhook.types.join(",") }
 }
@@ -356,6 +389,14 @@ mod tests {
         ] {
             assert_eq!(state(&webhook(changes.clone())), expected, "{changes}");
         }
+    }
+
+    #[test]
+    fn a_failing_webhook_says_why_in_the_list() {
+        let failing = json!({"waiting": 3, "last_problem": "it answered 500"});
+        assert_eq!(why(&webhook(failing)), "it answered 500");
+        let gone = json!({"disabled": true, "disabled_reason": "it answered 410 Gone", "last_problem": "it answered 500"});
+        assert_eq!((why(&webhook(gone)), why(&webhook(json!({})))), ("it answered 410 Gone", ""));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::edge::auth;
 use crate::edge::limits::ClientIp;
 use crate::outbox::endpoint::check_types;
 use crate::outbox::rabbit;
+use crate::payment::port::is_loopback;
 use crate::payment::providers::{NO_SHOP, Providers};
 
 /// Something that must be changed before the product may start.
@@ -99,6 +100,14 @@ impl Settings {
     /// Whether others than this machine reach one of the listeners.
     fn is_within_reach(&self) -> bool {
         is_public(&self.listen) || self.operator_listen.as_deref().is_some_and(is_public)
+    }
+
+    /// Whether buyers from elsewhere may come, as the sandbox sees it: by the listener, a proxy, or a public address.
+    fn lets_others_in(&self) -> bool {
+        let elsewhere = |url: &str| !is_loopback(url);
+        is_public(&self.listen)
+            || !self.limits.trusted_proxies.is_empty()
+            || self.public_url.as_deref().is_some_and(elsewhere)
     }
 
     fn check_auth(&self, problems: &mut Problems) {
@@ -236,7 +245,7 @@ impl Settings {
             problems.add("broker.key", "must be type or order_id.");
         }
         if let Err(why) = check_types(&broker.types) {
-            problems.add("broker.types", format!("{why}."));
+            problems.add("broker.types", why);
         }
         problems.range("broker.timeout_s", broker.timeout_s, 1..=300, "seconds");
         problems.range("broker.in_flight", broker.in_flight, 1..=1_000, "messages");
@@ -325,14 +334,17 @@ impl Settings {
                 "is empty. If a proxy stands in front, all buyers will share its address and its rate limit.",
             );
         }
-        if is_public(&self.listen) && (self.demo || self.payment.sandbox) {
-            warn(
-                "listen",
-                "demo mode or the sandbox is on and others can reach it: anybody may log in and \"pay\".",
-            );
+        if is_public(&self.listen) && self.demo {
+            warn("listen", "demo mode is on and others can reach it: anybody may log in and \"pay\".");
         }
         let has_real = |providers: Providers| providers.names().next().is_some();
-        if self.payment.sandbox && Providers::new(&self.payment, &NO_SHOP).is_ok_and(has_real) {
+        if self.payment.sandbox && !self.demo && self.lets_others_in() {
+            warn(
+                "payment.sandbox",
+                "is on and others can reach the server, so it serves rehearsals only: orders of other sales need a real \
+                 provider.",
+            );
+        } else if self.payment.sandbox && Providers::new(&self.payment, &NO_SHOP).is_ok_and(has_real) {
             warn(
                 "payment.sandbox",
                 "is on beside a real provider: whoever reaches a loopback listener, also through a proxy, can \"pay\" there.",
@@ -636,6 +648,18 @@ mod tests {
             ["listen"]
         );
         assert_eq!(warned(&["pass.secret=0123456789abcdef0123456789abcdef-admin"]), ["pass.secret"]);
+        let public = ["listen=0.0.0.0:80", "limits.trusted_proxies=10.0.0.0/8"];
+        let sentence =
+            |flag: &str| with(&[&public[..], &[flag]].concat()).check().unwrap().remove(0).to_string();
+        let sandbox = sentence("payment.sandbox=true");
+        assert!(sandbox.contains("serves rehearsals only") && !sandbox.contains("log in"), "{sandbox}");
+        let demo = sentence("demo=true");
+        assert!(demo.contains("anybody may log in") && !demo.contains("sandbox"), "{demo}");
+        assert_eq!(
+            warned(&["payment.sandbox=true"]),
+            Vec::<&str>::new(),
+            "at home it serves everybody, as meant"
+        );
         let stripe =
             ["payment.stripe.secret_key=sk_test_1", "public_url=https://shop.example", WEBHOOK_SECRET];
         assert_eq!(warned(&stripe), Vec::<&str>::new());

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use ::config::{Config, File, FileFormat, Map, Source, Value, ValueKind};
 
-use super::{DEFAULT_TOML, Settings, Warning};
+use super::{DEFAULT_TOML, PASSWORD_SHOWN, Problem, SECRET_SHOWN, Settings, Warning};
 
 /// Why the settings could not be read. Each says where, what, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -18,14 +18,47 @@ pub enum ConfigError {
     Unreadable { path: PathBuf, reason: String },
     #[error("{0}")]
     Syntax(String),
-    #[error("unknown setting `{key}` in {origin}{}", hint(nearest.as_deref()))]
-    Unknown { key: String, origin: String, nearest: Option<String> },
-    #[error("`{key}` in {origin} must be {expected}")]
-    Kind { key: String, origin: String, expected: &'static str },
+    /// Names and values that do not fit, all of them, by name.
+    #[error("{}", sentences(.0))]
+    Misfits(Vec<Misfit>),
     #[error("the flag `{0}` is not of the form name=value, for example limits.in_flight=8192")]
     Flag(String),
     #[error("the settings cannot be used: {0}")]
     Other(String),
+}
+
+/// A name or a value that does not fit: what was meant is not known, and the default would be a guess.
+#[derive(Debug, thiserror::Error)]
+pub enum Misfit {
+    #[error("unknown setting `{key}` in {origin}{}", hint(nearest.as_deref()))]
+    Unknown { key: String, origin: String, nearest: Option<String> },
+    #[error("`{key}` in {origin} must be {expected}")]
+    Kind { key: String, origin: String, expected: &'static str },
+    #[error(
+        "`{key}` in {origin} is what `config print` shows in place of a secret. Put the secret itself there"
+    )]
+    Placeholder { key: String, origin: String },
+}
+
+impl Misfit {
+    /// The name as it was given.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Unknown { key, .. } | Self::Kind { key, .. } | Self::Placeholder { key, .. } => key,
+        }
+    }
+}
+
+fn sentences(misfits: &[Misfit]) -> String {
+    misfits.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+/// All that is wrong, and what was hardly meant.
+#[derive(Debug)]
+pub struct Wrong {
+    pub problems: Vec<Problem>,
+    pub warnings: Vec<Warning>,
 }
 
 const ENV_PREFIX: &str = "DOORBUSTER_";
@@ -42,9 +75,44 @@ impl Settings {
         env: impl Iterator<Item = (String, String)>,
         overrides: &[String],
     ) -> Result<Self, ConfigError> {
+        let (settings, misfits) = Self::read(file, env, overrides)?;
+        if misfits.is_empty() { Ok(settings) } else { Err(ConfigError::Misfits(misfits)) }
+    }
+
+    /// The same, and all that is wrong with it at once: what does not fit, and what makes no sense together.
+    pub fn load_checked(
+        file: Option<&Path>,
+        env: impl Iterator<Item = (String, String)>,
+        overrides: &[String],
+    ) -> Result<(Self, Vec<Warning>), Wrong> {
+        let unreadable = |error: ConfigError| Wrong { problems: vec![problem(&error)], warnings: Vec::new() };
+        let (settings, misfits) = Self::read(file, env, overrides).map_err(unreadable)?;
+        let checked = settings.check();
+        if misfits.is_empty() {
+            let wrong = |problems| Wrong { problems, warnings: settings.unknown.clone() };
+            return checked.map_err(wrong).map(|warnings| (settings, warnings));
+        }
+        let mut problems: Vec<Problem> = misfits.iter().map(problem).collect();
+        // A value that does not fit was replaced by the default: what that lacks is nobody's mistake.
+        let replaced = |misfit: &&Misfit| !matches!(misfit, Misfit::Unknown { .. });
+        let is_own = |problem: &Problem| {
+            !misfits.iter().filter(replaced).any(|misfit| is_within(misfit.key(), problem.key))
+        };
+        problems.extend(checked.err().into_iter().flatten().filter(is_own));
+        Err(Wrong { problems, warnings: settings.unknown })
+    }
+
+    /// The settings with defaults in place of what does not fit, and what that is.
+    fn read(
+        file: Option<&Path>,
+        env: impl Iterator<Item = (String, String)>,
+        overrides: &[String],
+    ) -> Result<(Self, Vec<Misfit>), ConfigError> {
         let defaults = parse(Config::builder().add_source(default_source()))?;
         let mut known = Vec::new();
         names(&defaults, "", &mut known);
+        // Of two names as near to a slip, always the same one is suggested.
+        known.sort_unstable();
         let mut builder = Config::builder().add_source(default_source());
         if let Some(path) = file {
             std::fs::metadata(path)
@@ -54,12 +122,14 @@ impl Settings {
         let (env, unknown) = from_env(env, &known);
         builder = builder.add_source(env).add_source(from_flags(overrides)?);
         let mut all = parse(builder)?;
-        conform(&mut all, &defaults, "", &known)?;
+        let mut misfits = Vec::new();
+        conform(&mut all, &defaults, "", &known, &mut misfits);
+        misfits.sort_by(|a, b| a.key().cmp(b.key()));
         let read: Result<Self, _> = Value::from(ValueKind::Table(all)).try_deserialize();
         let mut settings = read.map_err(|e| ConfigError::Other(e.to_string()))?;
         settings.unknown = unknown;
         settings.fill_in_ledger();
-        Ok(settings)
+        Ok((settings, misfits))
     }
 
     fn fill_in_ledger(&mut self) {
@@ -74,8 +144,13 @@ fn default_source() -> impl Source + Send + Sync + 'static {
 }
 
 fn parse(builder: ::config::ConfigBuilder<::config::builder::DefaultState>) -> Result<Table, ConfigError> {
-    let config = builder.build().map_err(|e| ConfigError::Syntax(e.to_string()))?;
+    let config = builder.build().map_err(|e| ConfigError::Syntax(syntax(&e.to_string())))?;
     config.cache.into_table().map_err(|e| ConfigError::Syntax(e.to_string()))
+}
+
+/// The reader's words, and what most often lies behind them.
+fn syntax(words: &str) -> String {
+    format!("{}\nTexts need quotes, for example: listen = \"127.0.0.1:8080\"", words.trim_end())
 }
 
 type Table = Map<String, Value>;
@@ -130,23 +205,48 @@ fn from_flags(flags: &[String]) -> Result<Texts, ConfigError> {
     Ok(Texts(texts.collect::<Result<_, _>>()?))
 }
 
-/// Refuses names and kinds that the defaults do not show, and reads texts as the kind they should be.
-fn conform(level: &mut Table, defaults: &Table, above: &str, known: &[String]) -> Result<(), ConfigError> {
-    for (name, value) in level {
+/// Takes out names and kinds that the defaults do not show, and reads texts as the kind they should be.
+fn conform(level: &mut Table, defaults: &Table, above: &str, known: &[String], misfits: &mut Vec<Misfit>) {
+    level.retain(|name, value| {
         let key = format!("{above}{name}");
-        let origin = value.origin().unwrap_or("the settings").to_owned();
         let Some(default) = defaults.get(name) else {
-            return Err(unknown(first_leaf(&key, value), origin_of_leaf(value).unwrap_or(origin), known));
+            unknown(&key, value, known, misfits);
+            return false;
         };
         if let (ValueKind::Table(inner), ValueKind::Table(defaults)) = (&mut value.kind, &default.kind) {
-            conform(inner, defaults, &format!("{key}."), known)?;
-            continue;
+            conform(inner, defaults, &format!("{key}."), known, misfits);
+            return true;
         }
+        let origin = origin_of(value);
         let given = std::mem::take(&mut value.kind);
-        let kind = as_kind_of(&default.kind, given);
-        value.kind = kind.map_err(|expected| ConfigError::Kind { key, origin, expected })?;
+        let misfit = if is_placeholder(&given) {
+            Misfit::Placeholder { key, origin }
+        } else {
+            match as_kind_of(&default.kind, given) {
+                Ok(kind) => {
+                    value.kind = kind;
+                    return true;
+                }
+                Err(expected) => Misfit::Kind { key, origin, expected },
+            }
+        };
+        misfits.push(misfit);
+        value.kind = default.kind.clone();
+        true
+    });
+}
+
+/// Whether a value is what `config print` shows in place of a secret or a password.
+fn is_placeholder(given: &ValueKind) -> bool {
+    match given {
+        ValueKind::String(text) => text == SECRET_SHOWN || text.contains(PASSWORD_SHOWN),
+        ValueKind::Array(list) => list.iter().any(|entry| is_placeholder(&entry.kind)),
+        _ => false,
     }
-    Ok(())
+}
+
+fn origin_of(value: &Value) -> String {
+    value.origin().unwrap_or("the settings").to_owned()
 }
 
 /// `given`, read as the kind of `default`; else what would have been right.
@@ -195,15 +295,24 @@ fn split_list(text: &str) -> ValueKind {
     ValueKind::Array(entries.map(Value::from).collect())
 }
 
-fn unknown(key: String, origin: String, known: &[String]) -> ConfigError {
-    let nearest = nearest(&key, known);
-    ConfigError::Unknown { key, origin, nearest }
+/// An unknown section is named by the settings in it, which is what its author typed.
+fn unknown(key: &str, value: &Value, known: &[String], misfits: &mut Vec<Misfit>) {
+    match &value.kind {
+        ValueKind::Table(inner) if !inner.is_empty() => {
+            inner.iter().for_each(|(name, value)| unknown(&format!("{key}.{name}"), value, known, misfits));
+        }
+        _ => misfits.push(Misfit::Unknown {
+            key: key.to_owned(),
+            origin: origin_of(value),
+            nearest: nearest(key, known),
+        }),
+    }
 }
 
 fn hint(nearest: Option<&str>) -> String {
     match nearest {
         Some(known) => format!("; did you mean `{known}`?"),
-        None => ". See config/default.toml for all names".to_owned(),
+        None => ". `doorbuster config default` prints all names".to_owned(),
     }
 }
 
@@ -232,24 +341,13 @@ fn names(level: &Table, above: &str, into: &mut Vec<String>) {
     }
 }
 
-/// An unknown section is named by the first setting in it, which is what its author typed.
-fn first_leaf(key: &str, value: &Value) -> String {
-    match &value.kind {
-        ValueKind::Table(inner) => match inner.iter().min_by(|a, b| a.0.cmp(b.0)) {
-            Some((name, value)) => first_leaf(&format!("{key}.{name}"), value),
-            None => key.to_owned(),
-        },
-        _ => key.to_owned(),
-    }
+fn problem(error: &impl ToString) -> Problem {
+    Problem { key: "config", sentence: error.to_string() }
 }
 
-fn origin_of_leaf(value: &Value) -> Option<String> {
-    match &value.kind {
-        ValueKind::Table(inner) => {
-            inner.iter().min_by(|a, b| a.0.cmp(b.0)).and_then(|(_, value)| origin_of_leaf(value))
-        }
-        _ => value.origin().map(str::to_owned),
-    }
+/// Whether `key` is `section`, or a setting in it.
+fn is_within(key: &str, section: &str) -> bool {
+    key.strip_prefix(section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 #[cfg(test)]
@@ -316,10 +414,63 @@ mod tests {
         );
         assert!(error(None, &[], &["lissten=1"]).ends_with("did you mean `listen`?"));
         assert!(error(None, &[], &["in_flight=1"]).ends_with("in_flight`?"), "right name, wrong section");
-        assert!(error(None, &[], &["zebra=1"]).contains("See config/default.toml"));
+        assert!(error(None, &[], &["zebra=1"]).contains("`doorbuster config default` prints all names"));
         let in_file = error(Some("[limit]\nwaiters = 1\n"), &[], &[]);
         assert!(in_file.contains("`limit.waiters`") && in_file.contains(".toml"), "{in_file}");
         assert!(in_file.ends_with("did you mean `limits.waiters`?"), "{in_file}");
+    }
+
+    #[test]
+    fn all_that_does_not_fit_is_said_at_once_and_in_the_same_order() {
+        let file = "zebra = 1\ndrain_s = \"soon\"\n[limit]\nwaiters = 1\nreserve = 2\n[limits]\nin_flight = \"many\"\n";
+        let written = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+        std::fs::write(written.path(), file).unwrap();
+        for _ in 0..8 {
+            let wrong =
+                Settings::load_checked(Some(written.path()), std::iter::empty(), &["pass.ttl_s=0".into()]);
+            let said: Vec<String> = wrong.unwrap_err().problems.iter().map(ToString::to_string).collect();
+            let names = ["`drain_s`", "`limit.reserve`", "`limit.waiters`", "`limits.in_flight`", "`zebra`"];
+            for (sentence, name) in said.iter().zip(names) {
+                assert!(sentence.starts_with("config: ") && sentence.contains(name), "{name}: {sentence}");
+            }
+            let rest: Vec<_> =
+                said[names.len()..].iter().map(|said| said.split(':').next().unwrap()).collect();
+            assert_eq!(
+                rest,
+                ["admin_key", "pass.secret", "auth", "pass.ttl_s"],
+                "and what makes no sense: {said:?}"
+            );
+        }
+        let together = error(Some(file), &[], &[]);
+        assert_eq!(together.lines().count(), 5, "{together}");
+    }
+
+    #[test]
+    fn what_a_misfit_leaves_unset_is_not_said_to_be_missing() {
+        let flags = ["admin_key=(set)".to_owned(), "auth.hs256_secret=(set)".to_owned()];
+        let wrong = Settings::load_checked(None, std::iter::empty(), &flags).unwrap_err();
+        let said: Vec<String> = wrong.problems.iter().map(ToString::to_string).collect();
+        assert_eq!(said.len(), 3, "{said:?}");
+        assert!(said[0].contains("`admin_key`") && said[1].contains("`auth.hs256_secret`"), "{said:?}");
+        assert!(said[2].starts_with("pass.secret: is missing"), "{said:?}");
+    }
+
+    #[test]
+    fn what_config_print_shows_in_place_of_secrets_is_no_secret() {
+        let secrets = [
+            "admin_key=0123456789abcdef0123456789abcdef",
+            "payment.stripe.webhook_secrets=whsec_1,whsec_2",
+            "broker.url=amqp://shop:word@rabbit:5672/shop",
+        ];
+        let printed = load(None, &[], &secrets).unwrap().effective_toml().unwrap();
+        let said = error(Some(&printed), &[], &[]);
+        for name in ["`admin_key`", "`payment.stripe.webhook_secrets`", "`broker.url`"] {
+            assert!(
+                said.lines().any(|line| line.contains(name) && line.contains("config print")),
+                "{name}: {said}"
+            );
+        }
+        assert_eq!(said.lines().count(), secrets.len(), "{said}");
     }
 
     #[test]
@@ -378,6 +529,8 @@ mod tests {
         assert!(missing.unwrap_err().to_string().contains("/nowhere/sale.toml cannot be read"));
         let broken = error(Some("drain_s = 1\nlisten = \n"), &[], &[]);
         assert!(broken.contains("line 2") && broken.contains(".toml"), "{broken}");
+        let bare = error(Some("listen = 127.0.0.1:8080\n"), &[], &[]);
+        assert!(bare.contains("Texts need quotes"), "{bare}");
     }
 
     #[test]

@@ -14,10 +14,16 @@ mod check;
 mod load;
 
 pub use check::{Problem, Warning};
-pub use load::ConfigError;
+pub use load::{ConfigError, Misfit, Wrong};
 
 /// Every setting with its unit, default and reason; built in, so that a binary alone is complete.
 pub const DEFAULT_TOML: &str = include_str!("../../../../config/default.toml");
+
+/// Shown in place of a secret that is set.
+const SECRET_SHOWN: &str = "(set)";
+
+/// Shown in place of whatever a backend's address holds before its host.
+const PASSWORD_SHOWN: &str = "://(hidden)@";
 
 /// Stands for the order's id in `payment.return_url`.
 pub const ORDER_IN_URL: &str = "{order}";
@@ -326,7 +332,7 @@ impl<T: Into<String>> From<T> for BackendUrl {
 impl fmt::Display for BackendUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1))) {
-            Some((scheme, host)) => write!(f, "{scheme}://(hidden)@{host}"),
+            Some((scheme, host)) => write!(f, "{scheme}{PASSWORD_SHOWN}{host}"),
             None => f.write_str(&self.0),
         }
     }
@@ -366,7 +372,7 @@ mod secret {
     }
 
     pub fn serialize<S: Serializer>(secret: &Option<SecretString>, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(if secret.is_some() { "(set)" } else { "" })
+        serializer.serialize_str(if secret.is_some() { super::SECRET_SHOWN } else { "" })
     }
 }
 
@@ -379,7 +385,7 @@ mod secrets {
     }
 
     pub fn serialize<S: Serializer>(secrets: &[SecretString], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(secrets.iter().map(|_| "(set)"))
+        serializer.collect_seq(secrets.iter().map(|_| super::SECRET_SHOWN))
     }
 }
 

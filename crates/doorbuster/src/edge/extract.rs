@@ -17,6 +17,7 @@ use subtle::ConstantTimeEq as _;
 
 use super::auth::{Bearer, TokenRefusal};
 use super::body;
+use super::misfit;
 use super::refusal::Refusal;
 use crate::app::App;
 
@@ -165,8 +166,13 @@ pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
         }
         match missing_field(&inner.to_string(), &path) {
             Some(field) => Refusal::field(field, "is missing"),
-            None if path == "." => Refusal::detail(Code::InvalidRequest, inner.to_string()),
-            None => Refusal::field(path, format!("is not as it must be: {inner}")),
+            None if path == "." => {
+                Refusal::detail(Code::InvalidRequest, format!("The body {}", misfit::sentence(&inner, "")))
+            }
+            None => {
+                let sentence = misfit::sentence(&inner, &path);
+                Refusal::field(path, sentence)
+            }
         }
     })?;
     reader.end().map_err(|error| Refusal::detail(Code::Malformed, error.to_string()))?;
@@ -204,7 +210,7 @@ impl<T: DeserializeOwned> FromRequestParts<Arc<App>> for QueryOf<T> {
         let query = Query::<T>::from_request_parts(parts, app).await;
         query.map(|Query(value)| Self(value)).map_err(|error| {
             debug_assert_eq!(error.status(), StatusCode::BAD_REQUEST);
-            Refusal::detail(Code::InvalidRequest, error.body_text())
+            misfit::of_query(&error.body_text())
         })
     }
 }

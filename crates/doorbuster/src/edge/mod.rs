@@ -51,6 +51,9 @@ pub mod limits;
 /// What handlers take out of a request.
 pub mod extract;
 
+/// What does not fit, in words.
+mod misfit;
+
 /// Bodies, bounded.
 pub mod body;
 

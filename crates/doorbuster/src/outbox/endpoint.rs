@@ -3,6 +3,7 @@
 
 use reqwest::Url;
 
+use super::trial;
 use crate::guard::names_private_address;
 
 /// Longest address, in characters.
@@ -11,8 +12,39 @@ pub const URL_CHARS_MAX: usize = 2_000;
 /// Most types that a webhook may list.
 pub const TYPES_MAX: usize = 50;
 
-/// Longest type, in characters.
-const TYPE_CHARS_MAX: usize = 60;
+/// Every type of event there is; docs/events.md describes each.
+pub const TYPES: [&str; 30] = [
+    "order.recorded",
+    "order.refused",
+    "order.paid",
+    "order.closed",
+    "order.revived",
+    "order.not_revived",
+    "order.refunding",
+    "order.refunded",
+    "order.refund_failed",
+    "payment.refund_due",
+    "payment.refunded",
+    "payment.refund_failed",
+    "payment.refund_slow",
+    "sale.created",
+    "sale.changed",
+    "sale.published",
+    "sale.opened",
+    "sale.paused",
+    "sale.resumed",
+    "sale.closed",
+    "sale.ended",
+    "offer.stock_changed",
+    "offer.sold_out",
+    "offer.restocked",
+    "buyer.struck",
+    "buyer.strike_lifted",
+    "buyer.blocked",
+    "buyer.unblocked",
+    "audit.finding",
+    trial::KIND,
+];
 
 /// Names that only mean something inside a network.
 const INSIDE_ENDINGS: [&str; 5] = [".localhost", ".local", ".internal", ".home.arpa", ".lan"];
@@ -26,6 +58,12 @@ pub fn check_url(text: &str, private: bool) -> Result<Url, &'static str> {
     match url.scheme() {
         "https" => {}
         "http" if private => {}
+        "http" => {
+            return Err(
+                "must begin with https:// (the setting webhooks.private_addresses = true also allows http:// and \
+                        addresses such as 127.0.0.1)",
+            );
+        }
         _ => return Err("must begin with https://"),
     }
     if !url.username().is_empty() || url.password().is_some() {
@@ -48,18 +86,38 @@ fn is_inside(host: &str) -> bool {
 }
 
 /// Why a list of types is refused, to be read after the field's name.
-pub fn check_types(types: &[String]) -> Result<(), &'static str> {
+pub fn check_types(types: &[String]) -> Result<(), String> {
     if types.len() > TYPES_MAX {
-        return Err("must have at most 50 entries");
+        return Err(format!("must have at most {TYPES_MAX} entries"));
     }
-    let good = types.iter().all(|text| is_type(text));
-    if good { Ok(()) } else { Err("must hold types such as order.paid, or order.* for all of a kind") }
+    types.iter().try_for_each(|text| {
+        check_type(text).map_err(|why| format!("must hold types of events, and {text:?} {why}"))
+    })
 }
 
-fn is_type(text: &str) -> bool {
-    let word = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
-    text.len() <= TYPE_CHARS_MAX
-        && text.split_once('.').is_some_and(|(kind, what)| word(kind) && (what == "*" || word(what)))
+/// Why a text is neither a type nor a kind of types, to be read after it. A type that never comes would be waited for
+/// in vain.
+pub fn check_type(text: &str) -> Result<(), String> {
+    let kinds = TYPES.iter().filter_map(|known| known.split_once('.')).map(|(kind, _)| format!("{kind}.*"));
+    let known: Vec<String> = TYPES.iter().map(|&known| known.to_owned()).chain(kinds).collect();
+    if known.iter().any(|known| known == text) {
+        return Ok(());
+    }
+    Err(match nearest(text, &known) {
+        Some(known) => format!("is none; did you mean {known}?"),
+        None => {
+            "is none. They are such as order.paid, or order.* for all of a kind; docs/events.md lists them"
+                .to_owned()
+        }
+    })
+}
+
+fn nearest<'a>(text: &str, known: &'a [String]) -> Option<&'a str> {
+    /// Below this similarity a suggestion confuses more than it helps.
+    const CLOSE: f64 = 0.7;
+    let by_closeness = known.iter().map(|known| (strsim::normalized_damerau_levenshtein(known, text), known));
+    let nearest = by_closeness.filter(|(close, _)| *close >= CLOSE).max_by(|a, b| a.0.total_cmp(&b.0));
+    nearest.map(|(_, known)| known.as_str())
 }
 
 /// Whether a webhook with these types is told of this one.
@@ -182,6 +240,8 @@ mod tests {
             assert!(check_url(url, false).is_err(), "{url}");
         }
         assert!(check_url(&format!("https://shop.example/{}", "x".repeat(URL_CHARS_MAX)), false).is_err());
+        let at_home = check_url("http://127.0.0.1:9000/hooks", false).unwrap_err();
+        assert!(at_home.contains("webhooks.private_addresses"), "{at_home}");
         for url in [
             "https://shop.example/hooks?shop=1",
             "https://SHOP.example:8443/",
@@ -211,6 +271,13 @@ mod tests {
             assert!(check_types(&types(&[bad])).is_err(), "{bad}");
         }
         assert!(check_types(&vec!["order.paid".to_owned(); TYPES_MAX + 1]).is_err());
+        for (slip, meant) in
+            [("order.payed", "order.paid"), ("ordr.*", "order.*"), ("sale.publish", "sale.published")]
+        {
+            let said = check_types(&types(&["sale.*", slip])).unwrap_err();
+            assert!(said.contains(slip) && said.ends_with(&format!("did you mean {meant}?")), "{said}");
+        }
+        assert!(check_type("zebra.crossed").unwrap_err().contains("docs/events.md"));
         let some = types(&["order.paid", "sale.*"]);
         assert!(wants(&some, "order.paid") && wants(&some, "sale.opened") && wants(&[], "buyer.struck"));
         assert!(!wants(&some, "order.closed") && !wants(&some, "order.paid_twice"));

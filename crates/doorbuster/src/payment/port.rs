@@ -216,12 +216,9 @@ impl Port {
         is_on.then_some(name)
     }
 
-    /// All that are on, for whoever shows a choice.
-    #[must_use]
-    pub fn names(&self) -> Vec<&'static str> {
-        let sandbox = self.sandbox.as_ref().map(|_| Name::Sandbox);
-        let real = self.providers.names().map(Name::Real);
-        real.chain(sandbox).map(Name::as_str).collect()
+    /// The real ones that are on. Whether the sandbox serves depends on the sale.
+    pub fn real_names(&self) -> impl Iterator<Item = &'static str> {
+        self.providers.names().map(|name| Name::Real(name).as_str())
     }
 
     /// An address of ours, as buyers and providers reach it.
@@ -457,7 +454,7 @@ impl Port {
 }
 
 /// Whether an address leads to this machine.
-fn is_loopback(url: &str) -> bool {
+pub(crate) fn is_loopback(url: &str) -> bool {
     let Ok(url) = reqwest::Url::parse(url) else { return false };
     let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())

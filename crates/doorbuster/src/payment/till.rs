@@ -35,14 +35,25 @@ pub enum PayAnswer {
     /// So many payments were started for the order that no further one is.
     TooMany,
     NotFound,
-    /// No provider of this name serves the order's sale.
-    NoSuchProvider,
+    /// No provider of this name serves the order's sale; these do.
+    NoSuchProvider {
+        serving: Vec<&'static str>,
+        why: NotServing,
+    },
     /// The provider cannot take this payment; why.
     Unsuitable(&'static str),
     /// The provider did not answer. Nothing is lost; the same again goes on with the same payment.
     Unavailable,
     /// The provider said no.
     Refused,
+}
+
+/// Why a provider does not serve an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotServing {
+    NotSetUp,
+    /// The sandbox, where others than this machine come: it takes no money.
+    RehearsalsOnly,
 }
 
 /// What became of what a provider told.
@@ -63,16 +74,22 @@ impl App {
         provider: &str,
         device: Device,
     ) -> LedgerResult<PayAnswer> {
-        let Some(name) = self.port.named(provider) else { return Ok(PayAnswer::NoSuchProvider) };
         let order = match self.await_order(id, buyer, None, VERDICT_WAIT).await? {
             Seen::NotFound => return Ok(PayAnswer::NotFound),
             Seen::Unsure => return Ok(PayAnswer::NotYet),
             Seen::Order(order) if order.state == State::Queued => return Ok(PayAnswer::NotYet),
             Seen::Order(order) => order,
         };
-        if name == Name::Sandbox && !self.sandbox_serves(order.sale_id) {
-            return Ok(PayAnswer::NoSuchProvider);
-        }
+        let sandbox = self.sandbox_serves(order.sale_id).then_some(Name::Sandbox.as_str());
+        let not_serving = |why| {
+            let serving = self.port.real_names().chain(sandbox).collect();
+            Ok(PayAnswer::NoSuchProvider { serving, why })
+        };
+        let name = match self.port.named(provider) {
+            Some(Name::Sandbox) if sandbox.is_none() => return not_serving(NotServing::RehearsalsOnly),
+            Some(name) => name,
+            None => return not_serving(NotServing::NotSetUp),
+        };
         let (app, buyer) = (Arc::clone(self), buyer.clone());
         self.to_the_end(async move { app.pay_recorded(&order, buyer, name, device).await }).await
     }

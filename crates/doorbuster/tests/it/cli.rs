@@ -247,6 +247,22 @@ fn settings_are_checked_and_printed_without_their_secrets() {
     for said in [&checked, &printed, &wrong, &unknown] {
         assert!(!said.out.contains("planted") && !said.err.contains("planted"), "{}{}", said.out, said.err);
     }
+    let several = ["--set", "lissten=1", "--set", "drain_s=soon", "--set", "limits.in_flight=0"];
+    for command in [&["config", "check"][..], &["serve"]] {
+        let said = shop.run(&[command, &several].concat()).expect(1).err;
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(lines.len(), 3, "{said}");
+        for (line, name) in lines.iter().zip(["`drain_s`", "`lissten`", "limits.in_flight: "]) {
+            assert!(line.contains(name), "{name}: {said}");
+        }
+    }
+    let file = shop.folder.path().join("shop.toml");
+    std::fs::write(&file, &printed.out).unwrap();
+    let placeholder = run(&["config", "check", "--config", text(&file)]).expect(1).err;
+    assert!(
+        placeholder.contains("`admin_key`") && placeholder.contains("in place of a secret"),
+        "{placeholder}"
+    );
     let missing = run(&["serve", "--config", "/nowhere/shop.toml"]).expect(1);
     assert!(missing.err.contains("/nowhere/shop.toml cannot be read"), "{}", missing.err);
     let default = run(&["config", "default"]).expect(0);
@@ -321,6 +337,12 @@ fn wrong_usage_ends_with_code_two() {
     let wrong = run(&["events", "tail", "--since", "yesterday"]).expect(2);
     assert!(wrong.err.contains("2h"), "{}", wrong.err);
     run(&["events", "tail", "--since", "2h", "--last", "3"]).expect(2);
+    let slip = run(&["events", "tail", "--types", "order.*,order.payed"]).expect(2);
+    assert!(slip.err.contains("did you mean order.paid?"), "{}", slip.err);
+    let zone = run(&["events", "tail", "--since", "2026-12-01T12:00:00"]).expect(2);
+    assert!(zone.err.contains("add Z"), "{}", zone.err);
+    let change = run(&["sale", "stock", "01m7h12ebb6w9scvfaw00tvy23", "abc"]).expect(2);
+    assert!(change.err.contains("such as +50 or -20"), "{}", change.err);
     assert!(run(&["--version"]).expect(0).out.starts_with("doorbuster 0."));
 }
 
@@ -328,6 +350,7 @@ fn wrong_usage_ends_with_code_two() {
 fn help_of_commands_within_commands_has_examples() {
     let help = run(&["sale", "create", "--help"]).expect(0).out;
     assert!(help.contains("Examples:\n  doorbuster sale create night.json"), "{help}");
+    assert!(help.contains("<SALE_FILE>") && help.contains("{\"title\": \"1499 night\""), "{help}");
 }
 
 #[test]
@@ -344,6 +367,10 @@ fn a_folder_is_migrated_once() {
 fn operate(shop: &Shop) {
     let draft = shop.draft(7);
     let sale = shop.run_json(&["sale", "create", text(&draft)]);
+    let shown = shop.run(&["sale", "show", sale["id"].as_str().unwrap()]).expect(0).out;
+    assert!(shown.contains("state    draft\n"), "a draft is in no phase: {shown}");
+    let listed = shop.run(&["sale", "list"]).expect(0).out;
+    assert!(listed.contains("draft  -      20"), "{listed}");
     assert_eq!(sale["state"], "draft");
     let id = sale["id"].as_str().unwrap();
     let offer = sale["offers"][0]["id"].as_str().unwrap();
@@ -385,6 +412,7 @@ fn sales_are_operated_on_a_running_server() {
 #[test]
 fn sales_are_operated_while_no_server_runs() {
     let shop = Shop::new();
+    shop.run(&["migrate"]).expect(0);
     operate(&shop);
     let server = shop.started();
     assert_eq!(
@@ -436,14 +464,20 @@ fn events_are_followed_on_a_running_server() {
     tail.terminate().unwrap();
     let ended = end(&tail).expect(0);
     assert_eq!(ended.out.lines().count(), 1, "only what was asked for: {}", ended.out);
-    server.terminate().unwrap();
-    end(&server).expect(0);
+    let args = ["events", "tail", "--data-dir", shop.path()];
+    let tail = with_secrets(program(&args)).start().unwrap();
+    tail.wait_for(PATIENCE, |line| line.text.contains("sale.ended")).unwrap();
+    server.kill().unwrap();
+    let cut = end(&tail).expect(1).err;
+    let (reason, way_on) = cut.split_once('\n').unwrap();
+    assert!(reason.contains("no answer from") && way_on.contains("events tail --after"), "{cut}");
 }
 
 #[test]
 fn events_of_a_folder_without_a_server_are_shown_and_that_is_all() {
     let shop = Shop::new();
     assert!(shop.run(&["events", "tail"]).expect(1).err.contains("--data-dir"));
+    shop.run(&["migrate"]).expect(0);
     shop.run_json(&["sale", "create", text(&shop.draft(7))]);
     let said = shop.run(&["events", "tail"]).expect(0);
     assert!(
@@ -541,6 +575,9 @@ fn webhooks_are_made_tested_mended_and_removed() {
         "{}",
         refused.err
     );
+    let slip =
+        shop.run(&["webhooks", "add", "https://shop.example", "--types", "order.*,order.payed"]).expect(1);
+    assert!(slip.err.contains("did you mean order.paid?"), "{}", slip.err);
     let (url, taken) = taker();
     let made = shop.run_json(&["webhooks", "add", &url, "--types", "order.*,sale.paused"]);
     let id = made["id"].as_str().unwrap();
@@ -682,24 +719,101 @@ fn the_last_audits_are_read_again() {
 #[test]
 fn a_draft_that_is_wrong_names_the_field() {
     let shop = Shop::new();
+    shop.run(&["migrate"]).expect(0);
     let path = shop.folder.path().join("night.json");
     let mut draft = crate::app::draft(1);
     draft["offers"][0]["price"]["amount"] = json!(-1);
     std::fs::write(&path, draft.to_string()).unwrap();
     let refused = shop.run(&["sale", "create", text(&path)]).expect(1);
     assert!(refused.err.contains("offers[0].price.amount"), "{}", refused.err);
+    draft["offers"][0]["price"]["amount"] = json!(14.99);
+    std::fs::write(&path, draft.to_string()).unwrap();
+    let refused = shop.run(&["sale", "create", text(&path)]).expect(1);
+    assert!(refused.err.contains("minor units (1499 for 14.99)"), "{}", refused.err);
+    assert!(!refused.err.contains("column"), "it is not the place in the file: {}", refused.err);
     std::fs::write(&path, "{").unwrap();
     assert!(shop.run(&["sale", "create", text(&path)]).expect(1).err.contains("is no JSON"));
 }
 
 #[test]
-fn a_folder_without_a_ledger_is_not_begun_by_looking() {
+fn publishing_what_is_over_is_a_warning() {
     let shop = Shop::new();
-    let refused = shop.run(&["sale", "list"]).expect(1);
-    assert!(refused.err.contains("--data-dir"), "{}", refused.err);
-    assert_eq!(std::fs::read_dir(shop.folder.path()).unwrap().count(), 0);
+    let server = shop.started();
+    let path = shop.folder.path().join("night.json");
+    let mut draft = crate::app::draft(1);
+    draft["opens_at"] = json!("2020-01-01T12:00:00Z");
+    draft["closes_at"] = json!("2020-01-01T13:00:00Z");
+    std::fs::write(&path, draft.to_string()).unwrap();
+    let made = shop.run(&["sale", "create", text(&path), "--publish"]).expect(0);
+    assert!(made.err.contains("was over at 2020-01-01T13:00:00.000Z: nobody can buy"), "{}", made.err);
+    server.terminate().unwrap();
+    end(&server).expect(0);
+}
+
+#[test]
+fn an_id_of_another_kind_is_named_with_the_command_that_lists_the_right_ones() {
+    let shop = Shop::new();
+    let server = shop.started();
+    let id = "01m7h12ebbvd5va6f5pvjryvdn";
+    for (args, what, list) in [
+        (&["sale", "show", id][..], "no sale", "sale list"),
+        (&["sale", "stats", id], "no sale", "sale list"),
+        (&["sale", "stock", id, "+1"], "no offer", "sale show"),
+        (&["preheat", id], "no sale", "sale list"),
+        (&["orders", "show", id], "no order", "orders list"),
+        (&["payments", "retry", id], "no payment", "payments list"),
+        (&["webhooks", "test", id], "no webhook", "webhooks list"),
+    ] {
+        let said = shop.run(args).expect(1).err;
+        assert!(
+            said.contains(&format!("There is {what} with the id {id}")) && said.contains(list),
+            "{args:?}: {said}"
+        );
+    }
+    server.terminate().unwrap();
+    end(&server).expect(0);
+}
+
+#[test]
+fn a_folder_without_a_ledger_is_begun_by_no_command_but_serve_and_migrate() {
+    let shop = Shop::new();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let draft = elsewhere.path().join("night.json");
+    std::fs::write(&draft, crate::app::draft(1).to_string()).unwrap();
+    let id = "01m7h12ebbvd5va6f5pvjryvdn";
+    for args in [
+        &["sale", "list"][..],
+        &["sale", "create", text(&draft), "--publish"],
+        &["webhooks", "add", "https://shop.example/hooks"],
+        &["blocks", "strike", "ann"],
+        &["payments", "refund", id],
+        &["orders", "export"],
+        &["preheat", id],
+        &["events", "tail"],
+        &["audit", "--repair"],
+    ] {
+        for folder in [shop.path().to_owned(), format!("{}/typo", shop.path())] {
+            let program = with_secrets(program(args).args(["--data-dir", &folder]));
+            let refused = end(&program.start().unwrap()).expect(1);
+            for said in [&*format!("the data folder {folder},"), "--data-dir", "--server", "doorbuster serve"]
+            {
+                assert!(refused.err.contains(said), "{args:?}: {said}: {}", refused.err);
+            }
+            assert_eq!(std::fs::read_dir(shop.folder.path()).unwrap().count(), 0, "{args:?}");
+        }
+    }
     let refused = shop.run(&["sale", "list", "--server", "http://127.0.0.1:1"]).expect(1);
     assert!(refused.err.contains("no answer from http://127.0.0.1:1"), "{}", refused.err);
+}
+
+#[test]
+fn whoever_changes_a_folder_without_a_server_is_told_which() {
+    let shop = Shop::new();
+    shop.run(&["migrate"]).expect(0);
+    let made = shop.run(&["sale", "create", text(&shop.draft(1)), "--json"]).expect(0);
+    assert_eq!(made.err, format!("No server runs: working on the data folder {} itself.\n", shop.path()));
+    assert_eq!(made.json()["state"], "draft", "standard output is for the answer");
+    assert_eq!(shop.run(&["sale", "list"]).expect(0).err, "", "who only looks changes nothing");
 }
 
 const DEMO: [&str; 10] =

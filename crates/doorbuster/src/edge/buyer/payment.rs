@@ -17,7 +17,7 @@ use crate::edge::openapi::problems;
 use crate::edge::refusal::{Answer, Refusal, json};
 use crate::edge::router::{ClientAddress, Place};
 use crate::payment::providers::Device;
-use crate::payment::till::PayAnswer;
+use crate::payment::till::{NotServing, PayAnswer};
 
 problems! {
     Refusals = Malformed Unauthorized NotFound NotPayable NotYet TooLarge UnsupportedMediaType InvalidRequest TooFast
@@ -68,7 +68,7 @@ pub async fn pay(
             Err(Refusal::detail(Code::NotPayable, detail))
         }
         PayAnswer::NotFound => Err(Refusal::new(Code::NotFound)),
-        PayAnswer::NoSuchProvider => Err(no_such_provider(&app)),
+        PayAnswer::NoSuchProvider { serving, why } => Err(no_such_provider(&serving, why)),
         PayAnswer::Unsuitable(sentence) => {
             Err(Refusal::field("provider", format_args!("cannot take this payment: {sentence}")))
         }
@@ -77,15 +77,18 @@ pub async fn pay(
     }
 }
 
-fn no_such_provider(app: &App) -> Refusal {
-    let names = app.port.names();
-    if names.is_empty() {
-        return Refusal::field("provider", "is none: the shop has set up no payment provider");
-    }
-    Refusal::field(
-        "provider",
-        format_args!("serves no payments here; this shop has set up: {}", names.join(", ")),
-    )
+fn no_such_provider(serving: &[&str], why: NotServing) -> Refusal {
+    let why = match why {
+        NotServing::NotSetUp => "is none that the shop has set up",
+        NotServing::RehearsalsOnly => {
+            "cannot be the sandbox: others than this machine can reach the shop, so it serves rehearsals only"
+        }
+    };
+    let instead = match serving {
+        [] => "there is no provider for this order".to_owned(),
+        names => format!("this order can be paid with: {}", names.join(", ")),
+    };
+    Refusal::field("provider", format_args!("{why}; {instead}"))
 }
 
 /// Browsers say whether they run on a phone.

@@ -77,7 +77,9 @@ pub struct OrderQuery {
 impl OrderQuery {
     fn search(&self) -> Result<OrderSearch, Refusal> {
         let state = |text: &str| {
-            OrderState::parse(text).ok_or_else(|| Refusal::field("state", "is not a state of an order"))
+            let states = OrderState::ALL.map(OrderState::as_str).join(", ");
+            OrderState::parse(text)
+                .ok_or_else(|| Refusal::field("state", format_args!("must be one of: {states}")))
         };
         let buyer = |text: &str| BuyerId::parse(text).map_err(|error| Refusal::field("buyer", error));
         Ok(OrderSearch {

@@ -46,7 +46,9 @@ pub async fn list(_: Operator, State(app): State<Arc<App>>, QueryOf(query): Quer
     let order: Option<OrderId> =
         told(query.order.as_deref()).map(|text| parse_named("order", text)).transpose()?;
     let state = |text: &str| {
-        PaymentState::parse(text).ok_or_else(|| Refusal::field("state", "is not a state of a payment"))
+        let states = PaymentState::ALL.map(PaymentState::as_str).join(", ");
+        PaymentState::parse(text)
+            .ok_or_else(|| Refusal::field("state", format_args!("must be one of: {states}")))
     };
     let state = told(query.state.as_deref()).map(state).transpose()?;
     let payments = match order {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use doorbuster::ledger::audit::{KeptAudit, ToldFinding};
 use doorbuster::ledger::money::{Absent, QueueIsDrained};
 use doorbuster::ledger::{Block, Changed};
+use doorbuster::outbox::endpoint::TYPES;
 use doorbuster::outbox::trial;
 use doorbuster::queue::{Claim, Revive};
 use rules::audit::Kind;
@@ -284,4 +285,6 @@ fn every_type_that_is_written_is_in_the_document() {
     assert!(written.len() > 20, "{written:?}");
     let missing: Vec<&String> = written.iter().filter(|kind| !documented.contains_key(*kind)).collect();
     assert_eq!(missing, [""; 0], "describe them in docs/events.md, with an example");
+    let known: BTreeSet<String> = TYPES.iter().map(|&kind| kind.to_owned()).collect();
+    assert_eq!(known, documented.into_keys().collect(), "what receivers may name, and what there is");
 }

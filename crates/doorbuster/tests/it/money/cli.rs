@@ -81,6 +81,75 @@ async fn payments_are_listed_shown_and_refunded_from_a_terminal() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn orders_are_found_shown_and_exported_from_a_terminal() {
+    let (app, sale) = shop(3).await;
+    // What is in the way of an address may be in a name.
+    let (ann, odd) = (app.buyer("ann"), app.buyer("a&b=c ?"));
+    let (id, other) = (won(&ann, &sale).await, won(&odd, &sale).await);
+    let payment = payment(&ann, &id).await;
+    act(&app, &payment, &json!({"outcome": "paid"}), 200).await;
+    becomes(&ann, &id, "paid").await;
+    let url = app.url("");
+    let bare = url.trim_start_matches("http://").trim_end_matches('/').to_owned();
+    let call = async |args: &[&str]| {
+        let on = ["--server", bare.as_str()];
+        let args: Vec<String> = args.iter().chain(&on).map(|arg| (*arg).to_owned()).collect();
+        tokio::task::spawn_blocking(move || run(&args.iter().map(String::as_str).collect::<Vec<_>>()))
+            .await
+            .unwrap()
+    };
+
+    let (code, out, err) = call(&["orders", "list"]).await;
+    assert_eq!(code, Some(0), "an address without http:// is enough: {err}");
+    assert!(out.contains(&id) && out.contains(&other) && out.contains("1499.00 CNY"), "{out}");
+    for (wanted, expected) in [
+        (&["--buyer", "a&b=c ?"][..], vec![&*other]),
+        (&["--buyer", "ann", "--state", "paid", "--offer", sale.offer()], vec![&*id]),
+        (&["--sale", &*sale.id], vec![&*other, &*id]),
+        (&["--limit", "1"], vec![&*other]),
+        (&["--buyer", "nobody"], vec![]),
+    ] {
+        let (_, out, err) = call(&[&["orders", "list", "--json"], wanted].concat()).await;
+        let listed: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{err}"));
+        let ids: Vec<&str> =
+            listed["items"].as_array().unwrap().iter().map(|it| it["id"].as_str().unwrap()).collect();
+        assert_eq!(ids, expected, "{wanted:?}");
+    }
+    let (_, out, _) = call(&["orders", "list", "--state", "refused"]).await;
+    assert_eq!(out, "There are no such orders.\n");
+    let (_, out, _) = call(&["orders", "show", &id]).await;
+    assert!(out.contains("buyer    ann") && out.contains(&format!("payment  {payment}")), "{out}");
+    let (_, out, _) = call(&["orders", "show", &id, "--json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&out).unwrap()["state"], "paid");
+
+    let (code, out, err) = call(&["orders", "export", "--state", "paid"]).await;
+    assert_eq!((code, out.lines().count()), (Some(0), 2), "{err}");
+    assert!(out.starts_with("id,sale_id,offer_id,buyer,") && out.contains(&id), "{out}");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("orders.csv");
+    let (code, told, err) = call(&["orders", "export", "--out", file.to_str().unwrap(), "--json"]).await;
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(serde_json::from_str::<Value>(&told).unwrap(), json!({"file": file, "orders": 2}));
+    let written = std::fs::read_to_string(&file).unwrap();
+    assert!(written.lines().count() == 3 && written.contains(&other), "{written}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left behind");
+
+    let (code, _, err) = call(&["orders", "show", &payment]).await;
+    assert!(code == Some(1) && err.contains("no order with the id") && err.contains("orders list"), "{err}");
+    let (code, _, err) = call(&["payments", "show", &id]).await;
+    assert!(
+        code == Some(1) && err.contains("no payment with the id") && err.contains("payments list"),
+        "{err}"
+    );
+    let (code, _, err) = call(&["payments", "refund", &payment]).await;
+    assert!(code == Some(1) && err.contains("no order with the id"), "{err}");
+    let (code, _, err) = call(&["orders", "list", "--state", "lost"]).await;
+    assert!(code == Some(2) && err.contains("awaiting_payment"), "{err}");
+    let lost = app.operate("GET", "/admin/v1/orders?state=lost", None, 422).await;
+    assert!(lost["detail"].as_str().unwrap().contains("awaiting_payment, paid"), "{lost}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_server_the_folder_is_opened() {
     let (app, sale) = shop(1).await;
     let ann = app.buyer("ann");

@@ -171,6 +171,11 @@ async fn behind_a_proxy_it_serves_rehearsals_alone() {
                 act(&app, payment, &json!({"outcome": "paid"}), 200).await;
             } else {
                 assert_eq!(answer["field"], "provider", "{setting}");
+                let detail = answer["detail"].as_str().unwrap();
+                assert!(detail.contains("serves rehearsals only"), "{setting}: {detail}");
+                assert!(detail.contains("there is no provider for this order"), "{setting}: {detail}");
+                let unknown = start(&ann, &id, "cowries", 422).await;
+                assert!(!unknown["detail"].as_str().unwrap().contains("sandbox"), "{setting}: {unknown}");
             }
         }
     }
