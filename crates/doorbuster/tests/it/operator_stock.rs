@@ -138,7 +138,6 @@ async fn a_stock_change_that_makes_no_sense_says_why() {
         (json!({"change": null, "change_id": "a"}), "change"),
         (change(9_999_995, "a"), "change"),
         (change(i64::MAX, "a"), "change"),
-        (change(i64::MIN, "a"), "change"),
     ] {
         let problem = app.operate("POST", &path, Some(&body), 422).await;
         assert_eq!(problem["field"], field, "{body}");
