@@ -75,7 +75,7 @@ async fn a_draft_that_is_not_as_it_must_be_is_refused_by_its_field() {
         (but("/challenge", json!({"none": null})), "challenge"),
         (but("/opens_at", json!("2026-12-01T12:00:00+25:00")), "opens_at"),
         (
-            but("/offers/0", json!(["a", null, null, null, {"amount": 1, "currency": "CNY"}, 1, 1])),
+            but("/offers", json!([["a", null, null, null, {"amount": 1, "currency": "CNY"}, 1, 1]])),
             "offers[0]",
         ),
         (but("/offers/0/price", json!([149_900, "CNY"])), "offers[0].price"),
@@ -215,7 +215,9 @@ async fn lists_go_on_where_they_stopped_and_filter_by_state() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draft_takes_every_change_and_null_clears() {
     let app = TestApp::start().await;
-    let (path, sale) = make(&app, &but("/publish_at", json!("2100-01-01T00:00:00Z"))).await;
+    let mut far = but("/publish_at", json!("2100-01-01T00:00:00Z"));
+    far["closes_at"] = json!("2100-01-02T00:00:00Z");
+    let (path, sale) = make(&app, &far).await;
     let change = json!({"title": "New", "pay_within_s": 60, "challenge": "pow", "registration": "required",
         "registration_opens_at": "2026-01-01T00:00:00Z", "publish_at": null, "rehearsal": true});
     let after = app.operate("PATCH", &path, Some(&change), 200).await;
