@@ -21,9 +21,6 @@ use super::{Exit, say, signals::Signals};
 /// Between two looks of `stats --watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
-/// Moves to the top left and clears what is below.
-const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";
-
 /// A sale file, for the help of whoever writes one.
 pub const SALE_FILE: &str = "\
 A sale file, times in UTC and money in minor units:
@@ -298,7 +295,10 @@ impl Desk<'_> {
         loop {
             let stats: Value = self.client.get(&path).await?;
             let shown = self.render_stats(&stats)?;
-            say::answer(&if clears { format!("{CLEAR_SCREEN}{shown}") } else { shown });
+            if clears {
+                say::clear_screen();
+            }
+            say::answer(&shown);
             tokio::select! {
                 () = signals.next() => return Ok(()),
                 () = tokio::time::sleep(WATCH_EVERY) => {}
