@@ -51,9 +51,11 @@ impl UnixMs {
     }
 }
 
+/// A date and a time of day have at least so many characters.
+const SHORTEST: usize = "2026-12-01T12:00:00".len();
+
 /// Date and time of day, where they are followed by an offset as RFC 3339 knows it: `Z`, or hours and minutes of a day.
 fn before_offset(text: &str) -> Option<&str> {
-    const SHORTEST: usize = "2026-12-01T12:00:00".len();
     let local = match text.strip_suffix(['Z', 'z']) {
         Some(local) => local,
         None => {
@@ -71,8 +73,8 @@ fn before_offset(text: &str) -> Option<&str> {
 
 /// What is wrong with a text whose end is no offset.
 fn without_offset(text: &str) -> TimeError {
-    let is_time = before_offset(&format!("{text}Z")).is_some_and(|local| local.parse::<DateTime>().is_ok());
-    if is_time { TimeError::NoZone } else { TimeError::NotRfc3339 }
+    let ends_there = text.get(SHORTEST..).is_some_and(|rest| !rest.contains(['+', '-']));
+    if ends_there && text.parse::<DateTime>().is_ok() { TimeError::NoZone } else { TimeError::NotRfc3339 }
 }
 
 impl fmt::Display for UnixMs {
