@@ -443,10 +443,15 @@ impl App {
                 let same = first == change;
                 return Ok(if same { StockAnswer::Done { stock, free } } else { StockAnswer::OtherChange });
             }
-            match (app.gate.memory.offer(offer), u32::try_from(change.unsigned_abs())) {
-                (_, Err(_)) => Ok(StockAnswer::TooMuch),
-                (Some(gate), Ok(units)) if change < 0 => app.lower_stock(&gate, units, change_id).await,
-                (gate, Ok(units)) => app.raise_stock(offer, gate, change, units, change_id).await,
+            let units = match u32::try_from(change.unsigned_abs()) {
+                Ok(units) => units,
+                Err(_) if change > 0 => return Ok(StockAnswer::TooMuch),
+                // More than any offer has: it is refused for what is live.
+                Err(_) => u32::MAX,
+            };
+            match app.gate.memory.offer(offer) {
+                Some(gate) if change < 0 => app.lower_stock(&gate, units, change_id).await,
+                gate => app.raise_stock(offer, gate, change, units, change_id).await,
             }
         })
         .await

@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use crate::id::OfferId;
-use crate::money::Money;
+use crate::money::{ListPrice, Money, Price};
 use crate::sale::{ChallengeKind, FieldError, Offer, OfferDraft, Phase, RegistrationKind, Sale, SaleState};
 use crate::time::UnixMs;
 
@@ -76,10 +76,10 @@ pub struct OfferChange {
     )]
     pub image: Option<Option<String>>,
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Money>)]
+    #[schema(value_type = Option<ListPrice>)]
     pub list_price: Option<Option<Money>>,
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Money)]
+    #[schema(value_type = Price)]
     pub price: Option<Money>,
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u32, minimum = 0, maximum = 10_000_000)]

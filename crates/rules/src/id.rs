@@ -39,7 +39,7 @@ const DIGITS: [u8; 256] = {
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("is not an id: 26 characters of 0-9 and a-z without i, l, o, u")]
+#[error("is not an id: 26 characters of 0-9 and a-z without i, l, o, u, the first of them 0-7")]
 pub struct IdError;
 
 /// Writes 128 bits as 26 characters (130 bits, the top two are zero).

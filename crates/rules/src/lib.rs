@@ -13,6 +13,9 @@ pub mod time;
 /// Money in minor units.
 pub mod money;
 
+/// JSON objects that are objects.
+pub mod object;
+
 /// Who buys.
 pub mod buyer;
 

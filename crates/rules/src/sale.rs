@@ -4,9 +4,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::id::{OfferId, SaleId};
-use crate::money::{AMOUNT_MAX, Money, Price};
+use crate::money::{AMOUNT_MAX, ListPrice, Money, Price};
+use crate::object::object;
 use crate::time::UnixMs;
-use crate::words::words;
+use crate::words::{read_as_text, words};
 
 pub const TITLE_CHARS_MAX: usize = 200;
 pub const DESCRIPTION_CHARS_MAX: usize = 4_000;
@@ -125,7 +126,7 @@ impl Window {
 
 /// What proves a human, or costs a bot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", try_from = "String")]
 pub enum ChallengeKind {
     #[default]
     None,
@@ -141,9 +142,11 @@ words! {
     }
 }
 
+read_as_text!(ChallengeKind);
+
 /// Whether buyers must sign up before the sale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", try_from = "String")]
 pub enum RegistrationKind {
     #[default]
     None,
@@ -156,6 +159,8 @@ words! {
         Required = "required",
     }
 }
+
+read_as_text!(RegistrationKind);
 
 /// A sale as the ledger keeps it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -274,7 +279,7 @@ pub struct SaleDraft {
 
 /// What an operator sends to make an offer.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
 pub struct OfferDraft {
     #[schema(
         min_length = 1,
@@ -291,6 +296,7 @@ pub struct OfferDraft {
         pattern = r"^(https://[^\x00-\x1f\x7f-\x9f]*|/([^/\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*)?)$"
     )]
     pub image: Option<String>,
+    #[schema(value_type = Option<ListPrice>)]
     pub list_price: Option<Money>,
     #[schema(value_type = Price)]
     pub price: Money,
@@ -300,6 +306,8 @@ pub struct OfferDraft {
     #[schema(minimum = 1, maximum = 100, default = 1)]
     pub max_per_order: u32,
 }
+
+object!(OfferDraft);
 
 fn pay_within_default() -> u32 {
     PAY_WITHIN_S_DEFAULT
@@ -331,6 +339,9 @@ impl Sale {
         check_text("title", &self.title, 1, TITLE_CHARS_MAX)?;
         if self.window.opens_at >= self.window.closes_at {
             return Err(FieldError::new("closes_at", "must be later than opens_at"));
+        }
+        if self.publish_at.is_some_and(|publish_at| publish_at >= self.window.closes_at) {
+            return Err(FieldError::new("publish_at", "must be earlier than closes_at"));
         }
         check_range("pay_within_s", self.pay_within_s, 1, PAY_WITHIN_S_MAX)?;
         self.check_registration()?;
@@ -378,6 +389,12 @@ impl Offer {
         }
         // What costs nothing could not be paid: every order of it would lapse.
         check_amount(&field("price.amount"), self.price, 1)?;
+        if !self.price.currency.is_in_use() {
+            return Err(FieldError::new(
+                field("price.currency"),
+                "is no currency that people pay with today",
+            ));
+        }
         if let Some(list_price) = self.list_price {
             check_amount(&field("list_price.amount"), list_price, 0)?;
             if list_price.currency != self.price.currency {
@@ -385,7 +402,13 @@ impl Offer {
             }
         }
         check_range(&field("stock"), self.stock, 0, STOCK_MAX)?;
-        check_range(&field("max_per_order"), self.max_per_order, 1, UNITS_PER_ORDER_MAX)
+        check_range(&field("max_per_order"), self.max_per_order, 1, UNITS_PER_ORDER_MAX)?;
+        let dearest = self.price.times(self.max_per_order);
+        if dearest.is_none_or(|total| total.amount > AMOUNT_MAX) {
+            let problem = format!("times max_per_order must be at most {AMOUNT_MAX} minor units");
+            return Err(FieldError::new(field("price.amount"), problem));
+        }
+        Ok(())
     }
 }
 
@@ -560,6 +583,14 @@ ended told open after: sale.closed
     }
 
     #[test]
+    fn an_order_may_cost_as_much_as_an_amount_may_be() {
+        let mut draft = draft();
+        draft.offers[0].price.amount = AMOUNT_MAX / 2;
+        draft.offers[0].max_per_order = 2;
+        assert!(draft.into_sale(SaleId(1), || OfferId(2)).is_ok());
+    }
+
+    #[test]
     fn a_sale_may_be_as_long_as_there_are_times() {
         let mut draft = draft();
         draft.opens_at = UnixMs::parse("2000-01-01T00:00:00Z").unwrap();
@@ -582,6 +613,18 @@ ended told open after: sale.closed
         assert_eq!(refused(|draft| draft.offers[0].max_per_order = 0), "offers[0].max_per_order");
         assert_eq!(refused(|draft| draft.offers[0].price.amount = -1), "offers[0].price.amount");
         assert_eq!(refused(|draft| draft.offers[0].price.amount = 0), "offers[0].price.amount");
+        assert_eq!(
+            refused(|draft| {
+                draft.offers[0].price.amount = AMOUNT_MAX / 2;
+                draft.offers[0].max_per_order = 3;
+            }),
+            "offers[0].price.amount"
+        );
+        for code in [concat!("XX", "X"), "XTS", "XAU", "BYR", "ROL", "CLF"] {
+            let refused = refused(|draft| draft.offers[0].price.currency = code.parse().unwrap());
+            assert_eq!(refused, "offers[0].price.currency", "{code}");
+        }
+        assert_eq!(refused(|draft| draft.publish_at = Some(draft.closes_at)), "publish_at");
         assert_eq!(refused(|draft| draft.offers[0].image = Some("http://x/y.png".into())), "offers[0].image");
         assert_eq!(
             refused(|draft| draft.registration_opens_at = Some(draft.opens_at)),

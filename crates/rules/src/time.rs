@@ -3,6 +3,7 @@
 use std::fmt;
 
 use jiff::Timestamp;
+use jiff::civil::DateTime;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Milliseconds since 1970-01-01T00:00:00Z. On the wire: RFC 3339, UTC.
@@ -22,7 +23,10 @@ pub enum TimeError {
 
 impl UnixMs {
     pub fn parse(text: &str) -> Result<Self, TimeError> {
-        let timestamp: Timestamp = text.parse().map_err(|_| TimeError::NotRfc3339)?;
+        let local = before_offset(text).ok_or(TimeError::NotRfc3339)?;
+        let _: DateTime = local.parse().map_err(|_| TimeError::NotRfc3339)?;
+        // What is a time up to here lies beyond what can be counted.
+        let timestamp: Timestamp = text.parse().map_err(|_| TimeError::OutOfRange)?;
         let ms = timestamp.as_millisecond();
         if WIRE_RANGE_MS.contains(&ms) { Ok(Self(ms)) } else { Err(TimeError::OutOfRange) }
     }
@@ -43,6 +47,24 @@ impl UnixMs {
         let left = later.0.saturating_sub(self.0);
         if left > 0 { left.unsigned_abs() } else { 0 }
     }
+}
+
+/// Date and time of day, where they are followed by an offset as RFC 3339 knows it: `Z`, or hours and minutes of a day.
+fn before_offset(text: &str) -> Option<&str> {
+    const SHORTEST: usize = "2026-12-01T12:00:00".len();
+    let local = match text.strip_suffix(['Z', 'z']) {
+        Some(local) => local,
+        None => {
+            let (local, offset) = text.split_at_checked(text.len().checked_sub("+08:00".len())?)?;
+            let (hours, minutes) = offset.strip_prefix(['+', '-'])?.split_once(':')?;
+            let below = |text: &str, limit: u8| {
+                let digits = text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit());
+                digits && text.parse::<u8>().is_ok_and(|number| number < limit)
+            };
+            (below(hours, 24) && below(minutes, 60)).then_some(local)?
+        }
+    };
+    (local.len() >= SHORTEST).then_some(local)
 }
 
 impl fmt::Display for UnixMs {
@@ -82,6 +104,20 @@ mod tests {
         assert_eq!(UnixMs::parse("tomorrow"), Err(TimeError::NotRfc3339));
         assert_eq!(UnixMs::parse("1999-12-31T23:59:59Z"), Err(TimeError::OutOfRange));
         assert_eq!(UnixMs::parse("9999-01-01T00:00:00Z"), Err(TimeError::OutOfRange));
+        assert_eq!(UnixMs::parse("9999-12-31T23:59:59Z"), Err(TimeError::OutOfRange));
+        for bad in [
+            "",
+            "Z",
+            "2026-12-01Z",
+            "2026-12-01T12:00:00",
+            "2026-12-01T12:00:00+25:00",
+            "2026-12-01T12:00:00+08:60",
+            "2026-12-01T12:00:00+8:00",
+            "2026-13-01T12:00:00Z",
+            "2026-12-01T12:00:00é:00",
+        ] {
+            assert_eq!(UnixMs::parse(bad), Err(TimeError::NotRfc3339), "{bad}");
+        }
     }
 
     #[test]

@@ -19,4 +19,21 @@ macro_rules! words {
     };
 }
 
-pub(crate) use words;
+/// Reads such an enum from its word alone: serde would also take `{"word": null}`. The enum says
+/// `#[serde(try_from = "String")]`.
+macro_rules! read_as_text {
+    ($set:ident) => {
+        impl TryFrom<String> for $set {
+            type Error = String;
+
+            fn try_from(text: String) -> Result<Self, String> {
+                Self::parse(&text).ok_or_else(|| {
+                    let words = Self::ALL.map(Self::as_str).join(", ");
+                    format!("must be one of {words}")
+                })
+            }
+        }
+    };
+}
+
+pub(crate) use {read_as_text, words};

@@ -20,9 +20,6 @@ use super::{Exit, say, signals::Signals};
 /// Between two looks of `stats --watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
-/// Moves to the top left and clears what is below.
-const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";
-
 /// Makes, publishes and watches sales.
 ///
 /// Talks to the server that runs on the data folder, to --server URL, or, when none runs, opens the folder itself.
@@ -246,7 +243,10 @@ impl Desk<'_> {
         loop {
             let stats: Value = self.client.get(&path).await?;
             let shown = self.render_stats(&stats)?;
-            say::answer(&if clears { format!("{CLEAR_SCREEN}{shown}") } else { shown });
+            if clears {
+                say::clear_screen();
+            }
+            say::answer(&shown);
             tokio::select! {
                 () = signals.next() => return Ok(()),
                 () = tokio::time::sleep(WATCH_EVERY) => {}

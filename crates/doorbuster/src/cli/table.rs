@@ -24,7 +24,7 @@ impl Table {
     }
 
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
+        self.rows.push(cells.into_iter().map(one_line).collect());
     }
 
     pub fn render(&self) -> String {
@@ -42,6 +42,11 @@ impl Table {
         };
         self.rows.iter().map(line).collect::<Vec<_>>().join("\n")
     }
+}
+
+/// A cell must not look like a row of its own.
+fn one_line(cell: String) -> String {
+    if cell.contains(char::is_control) { cell.replace(char::is_control, " ") } else { cell }
 }
 
 /// `149900` fen as `1499.00 CNY`.
@@ -63,6 +68,13 @@ mod tests {
         assert_eq!(of(149_900, "CNY"), "1499.00 CNY");
         assert_eq!(of(5, "EUR"), "0.05 EUR");
         assert_eq!(of(1_499, "JPY"), "1499 JPY");
+    }
+
+    #[test]
+    fn a_cell_cannot_look_like_another_row() {
+        let mut table = Table::new(&[("NAME", Lean::Left)]);
+        table.row(["a\nb\u{1b}[2J".into()]);
+        assert_eq!(table.render(), "NAME\na b [2J");
     }
 
     #[test]

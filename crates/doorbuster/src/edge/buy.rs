@@ -12,6 +12,7 @@ use http::{HeaderMap, Response, StatusCode};
 use rules::admission::Verdict;
 use rules::buyer::BuyerId;
 use rules::id::{OfferId, OrderId};
+use rules::object::Object;
 use rules::pass::{Pass, PassBuffer};
 use rules::time::UnixMs;
 use rules::wire::Code;
@@ -20,7 +21,7 @@ use tokio::sync::oneshot;
 
 use super::answer::{self, Body, Extra, Prepared};
 use super::body::{self, ReadError};
-use super::extract::missing_field;
+use super::extract::{is_misfit, missing_field};
 use super::limits::{Class, IpKey, Permit};
 use super::router;
 use crate::app::App;
@@ -189,8 +190,7 @@ fn refuse_unreadable(
 /// The pass is looked at before everything else, also in JSON that does not fit.
 fn pass_first(app: &App, offer: &str, bytes: &[u8], unreadable: Unreadable) -> Unreadable {
     let Unreadable::Json(error) = unreadable else { return unreadable };
-    let Some(PassAlone { pass }) = error.is_data().then(|| serde_json::from_slice(bytes).ok()).flatten()
-    else {
+    let Some(PassAlone { pass }) = is_misfit(&error, bytes).then(|| read_object(bytes).ok()).flatten() else {
         return Unreadable::Json(error);
     };
     let snapshot = app.catalogue.read();
@@ -209,7 +209,7 @@ pub fn begin_plain(app: &App, offer: &str, bytes: &[u8]) -> Option<Begun> {
 }
 
 fn read(app: &App, offer: &str, bytes: &[u8], patience: Duration) -> Result<Begun, Unreadable> {
-    let body: TryBody<'_> = serde_json::from_slice(bytes).map_err(Unreadable::Json)?;
+    let body: TryBody<'_> = read_object(bytes).map_err(Unreadable::Json)?;
     // The snapshot is borrowed, not counted: a count would be a meeting point of all threads.
     let snapshot = app.catalogue.read();
     let offer = offer.parse::<OfferId>().map_err(|_| Unreadable::Offer)?;
@@ -219,6 +219,14 @@ fn read(app: &App, offer: &str, bytes: &[u8], patience: Duration) -> Result<Begu
         Ok(pass) if pass.offer == card.offer.id => Ok(judge(app, card, &pass, body.quantity, patience)),
         Ok(_) | Err(_) => Err(Unreadable::Pass),
     }
+}
+
+/// As [`Object`] reads, and at the price of one byte: nearly always the body is as it must be.
+fn read_object<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, serde_json::Error> {
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        return serde_json::from_slice(bytes).map(|Object(value)| value);
+    }
+    serde_json::from_slice(bytes)
 }
 
 fn judge(app: &App, card: &OfferCard, pass: &Pass<'_>, quantity: u32, patience: Duration) -> Begun {
@@ -461,11 +469,11 @@ fn bad_body(app: &App, headers: &HeaderMap, peer: IpAddr, error: ReadError) -> R
 fn bad_json(app: &App, bytes: &[u8], error: &serde_json::Error) -> Response<Body> {
     app.metrics.tries.inc(Tried::InvalidRequest);
     let detail = Some(error.to_string());
-    if !error.is_data() {
+    if !is_misfit(error, bytes) {
         return answer::problem(Code::Malformed, Extra { detail, ..Extra::default() });
     }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let misfit = serde_path_to_error::deserialize::<_, TryBody<'_>>(&mut reader).err();
+    let misfit = serde_path_to_error::deserialize::<_, Object<TryBody<'_>>>(&mut reader).err();
     let field = misfit.and_then(|misfit| {
         let path = misfit.path().to_string();
         missing_field(&misfit.inner().to_string(), &path).or_else(|| (path != ".").then_some(path))

@@ -87,10 +87,23 @@ pub struct Letter {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", try_from = "String")]
 pub enum Outcome {
     Paid,
     Failed,
+}
+
+/// By hand, because serde would also take `{"paid": null}`.
+impl TryFrom<String> for Outcome {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, &'static str> {
+        match text.as_str() {
+            "paid" => Ok(Self::Paid),
+            "failed" => Ok(Self::Failed),
+            _ => Err("must be one of paid, failed"),
+        }
+    }
 }
 
 /// A believed letter.
@@ -143,6 +156,8 @@ pub struct Acted {
 pub struct SandboxPayment {
     pub payment_id: PaymentId,
     pub amount: Money,
+    /// How many digits the currency's minor unit has.
+    pub digits: u32,
     pub payment_state: rules::payment::State,
     pub order_id: Option<rules::id::OrderId>,
     pub order_state: Option<State>,
@@ -400,6 +415,7 @@ impl App {
         Ok(Some(SandboxPayment {
             payment_id: id,
             amount: payment.money,
+            digits: payment.money.currency.exponent(),
             payment_state: payment.status.state,
             order_id: payment.order,
             order_state: order.as_ref().map(|order| order.status.state),

@@ -223,6 +223,10 @@ async fn a_body_that_is_not_as_it_must_be_is_told_why() {
     for (kind, body, status, code) in [
         ("application/json", format!(r#"{{"pass":"{pass}","quantity":1,"more":1}}"#), 422, "invalid_request"),
         ("application/json", "[]".to_owned(), 422, "invalid_request"),
+        ("application/json", format!(r#"["{pass}",1]"#), 422, "invalid_request"),
+        ("application/json", format!(" \n[\"{pass}\",1]"), 422, "invalid_request"),
+        ("application/json", format!(r#"["{pass}"]"#), 422, "invalid_request"),
+        ("application/json", format!(r#"{{"pass":"{pass}","quantity":1e999}}"#), 422, "invalid_request"),
         ("application/json", "pass=1".to_owned(), 400, "malformed"),
         ("application/json", format!(r#"{{"pass":"{pass}","#), 400, "malformed"),
         ("application/json", String::new(), 400, "malformed"),

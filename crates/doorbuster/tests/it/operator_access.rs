@@ -91,9 +91,36 @@ fn every_call_of_the_contract_is_there_and_documents_its_refusals() {
         assert_eq!(*refusal, "#/components/schemas/Problem", "{method} {path}");
         assert_eq!(call["security"], json!([{"admin_key": []}]), "{method} {path}");
     }
+    for (method, path, call) in admin_calls() {
+        let parameters = call["parameters"].as_array().cloned().unwrap_or_default();
+        let key = parameters.iter().find(|parameter| parameter["name"] == "Idempotency-Key");
+        assert_eq!(key.is_some(), method == "POST", "{method} {path}");
+        let Some(key) = key else { continue };
+        assert_eq!((&key["in"], &key["required"]), (&json!("header"), &json!(false)), "{path}");
+        assert_eq!(
+            (&key["schema"]["minLength"], &key["schema"]["maxLength"]),
+            (&json!(1), &json!(255)),
+            "{path}"
+        );
+        assert!(call["responses"]["409"].is_object(), "{path}: the key of another request");
+    }
     let document = serde_json::to_value(openapi::document()).unwrap();
     assert_eq!(document["components"]["securitySchemes"]["admin_key"]["scheme"], "bearer");
     assert!(document["components"]["schemas"]["Problem"].is_object());
+}
+
+/// A proxy in front may have looked at the other one.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_authorization_headers_none_is_believed() {
+    let app = TestApp::start().await;
+    let ann = app.buyer("ann").token;
+    for (path, token) in [("/admin/v1/sales", ADMIN_KEY), ("/api/v1/me", ann.as_str())] {
+        for (first, second) in [(token, "wrong"), ("wrong", token), (token, token)] {
+            let request = app.client.get(app.url(path)).bearer_auth(first).bearer_auth(second);
+            assert_eq!(app.send(request).await.0, 401, "{path}");
+        }
+        assert_eq!(app.send(app.client.get(app.url(path)).bearer_auth(token)).await.0, 200, "{path}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

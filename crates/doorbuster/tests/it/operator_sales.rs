@@ -68,6 +68,20 @@ async fn a_draft_that_is_not_as_it_must_be_is_refused_by_its_field() {
         (but("/registration_opens_at", json!("2026-01-01T00:00:00Z")), "registration_opens_at"),
         (but("/rehearsal", json!("yes")), "rehearsal"),
         (but("/publish_at", json!(5)), "publish_at"),
+        (but("/publish_at", json!("2199-01-01T00:00:00Z")), "publish_at"),
+        (but("/challenge", Value::Null), "challenge"),
+        (but("/challenge", json!(5)), "challenge"),
+        (but("/challenge", json!([])), "challenge"),
+        (but("/challenge", json!({"none": null})), "challenge"),
+        (but("/opens_at", json!("2026-12-01T12:00:00+25:00")), "opens_at"),
+        (
+            but("/offers", json!([["a", null, null, null, {"amount": 1, "currency": "CNY"}, 1, 1]])),
+            "offers[0]",
+        ),
+        (but("/offers/0/price", json!([149_900, "CNY"])), "offers[0].price"),
+        (but("/offers/0/price/currency", json!("XTS")), "offers[0].price.currency"),
+        (but("/offers/0/price/currency", json!("BYR")), "offers[0].price.currency"),
+        (but("/offers/0/price/amount", json!(10_000_000_000_000_i64)), "offers[0].price.amount"),
         (but("/offers", json!([])), "offers"),
         (but("/offers/0/name", json!(" ")), "offers[0].name"),
         (but("/offers/0/stock", json!(-1)), "offers[0].stock"),
@@ -130,6 +144,11 @@ async fn a_body_that_cannot_be_read_says_why() {
     };
     assert_eq!(send("application/json", "{".into()).await, (400, "malformed".into()));
     assert_eq!(send("application/json", format!("{} x", draft(1))).await, (400, "malformed".into()));
+    for not_an_object in ["[]", "null", "5", "\"x\"", " [1]"] {
+        assert_eq!(send("application/json", not_an_object.into()).await, (422, "invalid_request".into()));
+    }
+    let beyond = draft(1).to_string().replace("\"stock\":1", "\"stock\":1e999");
+    assert_eq!(send("application/json", beyond).await, (422, "invalid_request".into()), "it is JSON");
     assert_eq!(send("text/plain", draft(1).to_string()).await, (415, "unsupported_media_type".into()));
     let huge = format!("\"{}\"", "x".repeat(8 * 1_024 * 1_024));
     assert_eq!(send("application/json", huge).await, (413, "too_large".into()));
@@ -196,7 +215,9 @@ async fn lists_go_on_where_they_stopped_and_filter_by_state() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draft_takes_every_change_and_null_clears() {
     let app = TestApp::start().await;
-    let (path, sale) = make(&app, &but("/publish_at", json!("2100-01-01T00:00:00Z"))).await;
+    let mut far = but("/publish_at", json!("2100-01-01T00:00:00Z"));
+    far["closes_at"] = json!("2100-01-02T00:00:00Z");
+    let (path, sale) = make(&app, &far).await;
     let change = json!({"title": "New", "pay_within_s": 60, "challenge": "pow", "registration": "required",
         "registration_opens_at": "2026-01-01T00:00:00Z", "publish_at": null, "rehearsal": true});
     let after = app.operate("PATCH", &path, Some(&change), 200).await;

@@ -262,3 +262,20 @@ async fn a_crowd_that_lapses_at_once_is_blocked_at_once() {
     assert_eq!((rest["items"].as_array().unwrap().len(), &rest["next_cursor"]), (200, &Value::Null));
     assert_code(&try_pass(&app, "buyer-77", sale.offer(), 403).await, "blocked");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_text_in_the_path_or_in_a_note_is_refused_by_its_name() {
+    let app = TestApp::start().await;
+    let until = json!({"until": "2100-01-01T00:00:00Z"});
+    for (method, path, body) in
+        [("PUT", "/admin/v1/blocks/%ff", &until), ("POST", "/admin/v1/blocks/%ff/strikes", &json!({}))]
+    {
+        let problem = app.operate(method, path, Some(body), 422).await;
+        assert_code(&problem, "invalid_request");
+        assert_eq!(problem["field"], "buyer", "{method} {path}");
+    }
+    let problem =
+        app.operate("POST", "/admin/v1/blocks/ann/strikes", Some(&json!({"note": "a\0b"})), 422).await;
+    assert_eq!(problem["field"], "note");
+    assert_eq!(problem["detail"], "note must not contain the character U+0000");
+}

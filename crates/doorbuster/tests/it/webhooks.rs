@@ -540,6 +540,13 @@ async fn nobody_can_make_us_call_the_services_beside_us() {
         .await;
     }
     assert!(receiver.asked().is_empty());
+    let odd = json!({"url": "https://hooks.\nshop.example/\ta\u{1b}[2Jb", "disabled": true});
+    let made = app.operate("POST", "/admin/v1/webhooks", Some(&odd), 201).await;
+    assert_eq!(made["url"], "https://hooks.shop.example/a%1B[2Jb", "as it is asked for");
+    let other = json!({"url": "https://shop.example\r\n/"});
+    let changed = app.operate("PATCH", &path(&made), Some(&other), 200).await;
+    assert_eq!(changed["url"], "https://shop.example/");
+    app.operate("DELETE", &path(&made), None, 204).await;
     for url in ["https://127.0.0.1/", "https://0x7f.1/", "https://[::ffff:10.0.0.1]/", "http://shop.example/"]
     {
         let problem = app.operate("POST", "/admin/v1/webhooks", Some(&json!({"url": url})), 422).await;

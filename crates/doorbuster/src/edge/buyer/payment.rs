@@ -62,8 +62,8 @@ pub async fn pay(
         }
         PayAnswer::TooMany => {
             let detail = format!(
-                "{PAYMENTS_PER_ORDER_MAX} payments were started for this order, and there can be no more. Go on with the \
-                 one that is open, at its provider."
+                "{PAYMENTS_PER_ORDER_MAX} payments were started for this order, and there can be no more. If one of \
+                 them is still open at its provider, go on with that one."
             );
             Err(Refusal::detail(Code::NotPayable, detail))
         }

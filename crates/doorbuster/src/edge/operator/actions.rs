@@ -9,6 +9,7 @@ use rules::sale::SaleAction;
 use rules::wire::{Code, OperatorSale, Preheated};
 
 use super::refusals::OfAction;
+use super::repeat::IdempotencyKey;
 use super::sales::changed_sale;
 use super::{Operator, done};
 use crate::app::App;
@@ -22,7 +23,7 @@ use crate::ledger::LedgerError;
 /// Images are copied and served from here; the sale does not wait for them. An offer whose image could not be copied
 /// says why in `image_problem` and is shown without one; preheating tries again.
 #[utoipa::path(
-    post, path = "/admin/v1/sales/{sale}/publish", tag = "operator", params(("sale" = SaleId, Path)),
+    post, path = "/admin/v1/sales/{sale}/publish", tag = "operator", params(("sale" = SaleId, Path), IdempotencyKey),
     responses((status = 200, body = OperatorSale), OfAction), security(("admin_key" = []))
 )]
 pub async fn publish(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<SaleId>) -> Answer {
@@ -33,7 +34,7 @@ pub async fn publish(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPat
 
 /// Stops selling; when this answers, nobody is granted anything any more. Passes are still given.
 #[utoipa::path(
-    post, path = "/admin/v1/sales/{sale}/pause", tag = "operator", params(("sale" = SaleId, Path)),
+    post, path = "/admin/v1/sales/{sale}/pause", tag = "operator", params(("sale" = SaleId, Path), IdempotencyKey),
     responses((status = 200, body = OperatorSale), OfAction), security(("admin_key" = []))
 )]
 pub async fn pause(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<SaleId>) -> Answer {
@@ -42,7 +43,7 @@ pub async fn pause(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<
 
 /// Goes on after a pause.
 #[utoipa::path(
-    post, path = "/admin/v1/sales/{sale}/resume", tag = "operator", params(("sale" = SaleId, Path)),
+    post, path = "/admin/v1/sales/{sale}/resume", tag = "operator", params(("sale" = SaleId, Path), IdempotencyKey),
     responses((status = 200, body = OperatorSale), OfAction), security(("admin_key" = []))
 )]
 pub async fn resume(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<SaleId>) -> Answer {
@@ -51,7 +52,7 @@ pub async fn resume(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath
 
 /// Ends the sale for good. Orders already made may still be paid.
 #[utoipa::path(
-    post, path = "/admin/v1/sales/{sale}/end", tag = "operator", params(("sale" = SaleId, Path)),
+    post, path = "/admin/v1/sales/{sale}/end", tag = "operator", params(("sale" = SaleId, Path), IdempotencyKey),
     responses((status = 200, body = OperatorSale), OfAction), security(("admin_key" = []))
 )]
 pub async fn end(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<SaleId>) -> Answer {
@@ -65,7 +66,7 @@ async fn act(app: &Arc<App>, id: SaleId, action: SaleAction) -> Answer {
 
 /// Lets the gate know the sale's offers again and says what that did; of a sale it knows, nothing.
 #[utoipa::path(
-    post, path = "/admin/v1/sales/{sale}/preheat", tag = "operator", params(("sale" = SaleId, Path)),
+    post, path = "/admin/v1/sales/{sale}/preheat", tag = "operator", params(("sale" = SaleId, Path), IdempotencyKey),
     responses((status = 200, body = Preheated), OfAction), security(("admin_key" = []))
 )]
 pub async fn preheat_sale(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<SaleId>) -> Answer {
@@ -74,7 +75,8 @@ pub async fn preheat_sale(_: Operator, State(app): State<Arc<App>>, IdPath(id): 
 
 /// The same for the sale that an offer belongs to.
 #[utoipa::path(
-    post, path = "/admin/v1/offers/{offer}/preheat", tag = "operator", params(("offer" = OfferId, Path)),
+    post, path = "/admin/v1/offers/{offer}/preheat", tag = "operator",
+    params(("offer" = OfferId, Path), IdempotencyKey),
     responses((status = 200, body = Preheated), OfAction), security(("admin_key" = []))
 )]
 pub async fn preheat_offer(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<OfferId>) -> Answer {

@@ -10,6 +10,7 @@ use rules::wire::{AuditRequest, AuditView, Code, Page};
 use serde::Deserialize;
 
 use super::refusals::{OfAudit, OfList, OfLook};
+use super::repeat::IdempotencyKey;
 use super::{Operator, OptionalBody, number_cursor, page_limit};
 use crate::app::App;
 use crate::auditor::scope_of;
@@ -25,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Answers `200` with the report, or `202` while it runs: then `clean` is null, and the report is at
 /// `GET /admin/v1/audit/{audit}` when it is done. A doubt about the gate takes two looks a few seconds apart.
 #[utoipa::path(
-    post, path = "/admin/v1/audit", tag = "operator", request_body = Option<AuditRequest>,
+    post, path = "/admin/v1/audit", tag = "operator", params(IdempotencyKey), request_body = Option<AuditRequest>,
     responses((status = 200, body = AuditView), (status = 202, body = AuditView), OfAudit),
     security(("admin_key" = []))
 )]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path, State};
 use http::StatusCode;
 use http::request::Parts;
@@ -13,7 +14,7 @@ use rules::wire::{
 use serde::Deserialize;
 
 use super::refusals::{OfCreate, OfLift, OfList, OfLook, OfPut};
-use super::repeat::Keyed;
+use super::repeat::{IdempotencyKey, Keyed};
 use super::sales::no_content;
 use super::{Operator, OperatorBody, page_limit, told};
 use crate::app::App;
@@ -125,10 +126,10 @@ pub async fn get(_: Operator, State(app): State<Arc<App>>, BuyerPath(buyer): Buy
 pub async fn put(
     _: Operator,
     State(app): State<Arc<App>>,
-    Path(buyer): Path<String>,
+    buyer: Result<Path<String>, PathRejection>,
     OperatorBody(BlockRequest { until, note }): OperatorBody<BlockRequest>,
 ) -> Answer {
-    let buyer = parse_buyer(&buyer)?;
+    let buyer = parse_buyer(buyer)?;
     if until <= app.clock.now() {
         return Err(Refusal::field("until", "must lie ahead"));
     }
@@ -153,8 +154,7 @@ pub async fn lift(_: Operator, State(app): State<Arc<App>>, BuyerPath(buyer): Bu
     post, path = "/admin/v1/blocks/{buyer}/strikes", tag = "operator",
     params(
         ("buyer" = String, Path, min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$"),
-        ("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible characters",
-            min_length = 1, max_length = 255, pattern = "^[!-~]*$"),
+        IdempotencyKey,
     ),
     request_body = StrikeRequest,
     responses((status = 201, body = StrikeView), OfCreate), security(("admin_key" = []))
@@ -162,11 +162,11 @@ pub async fn lift(_: Operator, State(app): State<Arc<App>>, BuyerPath(buyer): Bu
 pub async fn strike(
     _: Operator,
     State(app): State<Arc<App>>,
-    Path(buyer): Path<String>,
+    buyer: Result<Path<String>, PathRejection>,
     keyed: Keyed,
     OperatorBody(StrikeRequest { note }): OperatorBody<StrikeRequest>,
 ) -> Answer {
-    let buyer = parse_buyer(&buyer)?;
+    let buyer = parse_buyer(buyer)?;
     check_note(note.as_deref())?;
     let answer = move |row: &StrikeRow| keyed.answer(StatusCode::CREATED, &strike_view(row));
     let row = app.add_strike(buyer, note, answer).await?;
@@ -190,16 +190,20 @@ pub async fn lift_strike(
     if app.lift_strike(buyer, no).await? { Ok(no_content()) } else { Err(Refusal::new(Code::NotFound)) }
 }
 
-fn parse_buyer(text: &str) -> Result<BuyerId, Refusal> {
-    BuyerId::parse(text).map_err(|error| Refusal::field("buyer", error))
+fn parse_buyer(path: Result<Path<String>, PathRejection>) -> Result<BuyerId, Refusal> {
+    let Path(text) = path.map_err(|_| Refusal::field("buyer", "must be UTF-8, each byte as %XX"))?;
+    BuyerId::parse(&text).map_err(|error| Refusal::field("buyer", error))
 }
 
 fn check_note(note: Option<&str>) -> Result<(), Refusal> {
-    let fits = |note: &str| note.chars().count() <= NOTE_CHARS_MAX && !note.contains('\0');
-    if note.is_none_or(fits) {
-        return Ok(());
+    let Some(note) = note else { return Ok(()) };
+    if note.chars().count() > NOTE_CHARS_MAX {
+        return Err(Refusal::field("note", format_args!("must have at most {NOTE_CHARS_MAX} characters")));
     }
-    Err(Refusal::field("note", format_args!("must have at most {NOTE_CHARS_MAX} characters")))
+    if note.contains('\0') {
+        return Err(Refusal::field("note", "must not contain the character U+0000"));
+    }
+    Ok(())
 }
 
 /// From the ledger, not from memory: what an operator sees is the truth.

@@ -11,7 +11,7 @@ use rules::sale::{FieldError, OFFERS_PER_SALE_MAX, OfferDraft, Sale, SaleState};
 use rules::wire::{Code, OperatorOffer, Page};
 
 use super::refusals::{OfAdd, OfChange, OfDelete, OfLook};
-use super::repeat::Keyed;
+use super::repeat::{IdempotencyKey, Keyed};
 use super::sales::{copy_new_images, edited, find, new_offer_id, no_content, operator_offer};
 use super::{Operator, OperatorBody, done};
 use crate::app::App;
@@ -42,7 +42,7 @@ impl FromRequestParts<Arc<App>> for OfferPath {
 
 /// Adds an offer to a draft, as its last.
 #[utoipa::path(
-    post, path = "/admin/v1/sales/{sale}/offers", tag = "operator", params(("sale" = SaleId, Path)),
+    post, path = "/admin/v1/sales/{sale}/offers", tag = "operator", params(("sale" = SaleId, Path), IdempotencyKey),
     request_body = OfferDraft,
     responses((status = 201, body = OperatorOffer), OfAdd), security(("admin_key" = []))
 )]

@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use super::orders::operator_order;
 use super::refusals::{OfList, OfLook, OfRefund, OfRetry};
+use super::repeat::IdempotencyKey;
 use super::{Operator, OptionalBody, number_cursor, page_limit, told};
 use crate::app::App;
 use crate::edge::extract::{IdPath, QueryOf, parse_named};
@@ -93,8 +94,7 @@ pub async fn get(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<Pa
     post, path = "/admin/v1/orders/{order}/refund", tag = "operator",
     params(
         ("order" = OrderId, Path),
-        ("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible characters",
-            min_length = 1, max_length = 255, pattern = "^[!-~]*$"),
+        IdempotencyKey,
     ),
     request_body = Option<RefundRequest>,
     responses((status = 200, body = OperatorOrder), OfRefund), security(("admin_key" = []))
@@ -119,7 +119,8 @@ pub async fn refund(
 
 /// Tries again to return money that its provider refused to return.
 #[utoipa::path(
-    post, path = "/admin/v1/payments/{payment}/retry", tag = "operator", params(("payment" = PaymentId, Path)),
+    post, path = "/admin/v1/payments/{payment}/retry", tag = "operator",
+    params(("payment" = PaymentId, Path), IdempotencyKey),
     responses((status = 200, body = PaymentView), OfRetry), security(("admin_key" = []))
 )]
 pub async fn retry(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<PaymentId>) -> Answer {

@@ -29,6 +29,16 @@ use crate::ledger;
 
 const HEADER: &str = "idempotency-key";
 
+/// What every POST of an operator may carry.
+#[derive(Debug, utoipa::IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "it describes the header; `answer_once` reads it")]
+pub struct IdempotencyKey {
+    /// 1 to 255 visible characters. The same request with the same key again gets the first answer, for a day.
+    #[param(rename = "Idempotency-Key", min_length = 1, max_length = 255, pattern = "^[!-~]*$")]
+    key: Option<String>,
+}
+
 /// Longest key, in characters.
 const KEY_CHARS_MAX: usize = 255;
 

@@ -13,7 +13,7 @@ use rules::wire::{Code, OperatorOffer, OperatorSale, Page};
 use serde::Deserialize;
 
 use super::refusals::{OfChange, OfCreate, OfDelete, OfList, OfLook};
-use super::repeat::Keyed;
+use super::repeat::{IdempotencyKey, Keyed};
 use super::{Operator, OperatorBody, done, number_cursor, page_limit, told};
 use crate::app::App;
 use crate::catalogue::{is_public, offer_view};
@@ -27,8 +27,7 @@ use crate::ledger::{Changed, LedgerError};
 /// The sale and the answer to its Idempotency-Key are one commit: whatever crashes, a repeat makes no second sale.
 #[utoipa::path(
     post, path = "/admin/v1/sales", tag = "operator", request_body = SaleDraft,
-    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible characters",
-        min_length = 1, max_length = 255, pattern = "^[!-~]*$")),
+    params(IdempotencyKey),
     responses((status = 201, body = OperatorSale), OfCreate), security(("admin_key" = []))
 )]
 pub async fn create(

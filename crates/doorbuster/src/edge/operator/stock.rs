@@ -9,6 +9,7 @@ use rules::sale::STOCK_MAX;
 use rules::wire::{Code, StockChange, StockView};
 
 use super::refusals::OfStock;
+use super::repeat::IdempotencyKey;
 use super::{Operator, OperatorBody};
 use crate::app::App;
 use crate::desk::StockAnswer;
@@ -22,7 +23,8 @@ const CHANGE_ID_CHARS_MAX: usize = 100;
 /// Raises or lowers an offer's stock, never below what is queued, held or sold. The same `change_id` is the same
 /// change: again, it answers what the first one did.
 #[utoipa::path(
-    post, path = "/admin/v1/offers/{offer}/stock", tag = "operator", params(("offer" = OfferId, Path)),
+    post, path = "/admin/v1/offers/{offer}/stock", tag = "operator",
+    params(("offer" = OfferId, Path), IdempotencyKey),
     request_body = StockChange,
     responses((status = 200, body = StockView), OfStock), security(("admin_key" = []))
 )]

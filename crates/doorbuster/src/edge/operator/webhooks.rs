@@ -12,7 +12,7 @@ use rules::wire::{
 use serde::Deserialize;
 
 use super::refusals::{OfAll, OfCreate, OfEdit, OfLook, OfPage, OfRemove, OfReplay, OfSecret};
-use super::repeat::Keyed;
+use super::repeat::{IdempotencyKey, Keyed};
 use super::sales::no_content;
 use super::{Operator, OperatorBody, OptionalBody, number_cursor, page_limit};
 use crate::app::App;
@@ -32,8 +32,7 @@ const BROKER_IS_SET: &str = "This is the broker of the settings. Make broker.url
 /// Makes a webhook. It is told of what happens from now on. The answer shows its secret, once.
 #[utoipa::path(
     post, path = "/admin/v1/webhooks", tag = "operator", request_body = WebhookDraft,
-    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible characters",
-        min_length = 1, max_length = 255, pattern = "^[!-~]*$")),
+    params(IdempotencyKey),
     responses((status = 201, body = WebhookSecret), OfCreate), security(("admin_key" = []))
 )]
 pub async fn create(
@@ -42,13 +41,14 @@ pub async fn create(
     keyed: Keyed,
     OperatorBody(draft): OperatorBody<WebhookDraft>,
 ) -> Answer {
-    check(&app, Some(&draft.url), Some(&draft.types))?;
+    let url = check_address(&app, &draft.url)?;
+    check_list(&draft.types)?;
     let now = app.clock.now();
     let webhook = Webhook {
         no: 0,
         id: WebhookId(timed(now, rand::random())),
         kind: ReceiverKind::Webhook,
-        url: draft.url,
+        url,
         types: draft.types,
         disabled: draft.disabled,
         disabled_reason: None,
@@ -102,7 +102,8 @@ pub async fn change(
     IdPath(id): IdPath<WebhookId>,
     OperatorBody(WebhookChange { url, types, disabled }): OperatorBody<WebhookChange>,
 ) -> Answer {
-    check(&app, url.as_deref(), types.as_deref())?;
+    let url = url.map(|url| check_address(&app, &url)).transpose()?;
+    types.as_deref().map_or(Ok(()), check_list)?;
     if url.is_some() || types.is_some() {
         let field = if url.is_some() { "url" } else { "types" };
         webhook_only(known(app.ledger.webhook(id).await?)?.kind, field)?;
@@ -134,8 +135,7 @@ pub async fn delete(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath
 #[utoipa::path(
     post, path = "/admin/v1/webhooks/{webhook}/secret", tag = "operator",
     params(("webhook" = WebhookId, Path),
-        ("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible characters",
-        min_length = 1, max_length = 255, pattern = "^[!-~]*$")),
+        IdempotencyKey),
     responses((status = 200, body = WebhookSecret), OfSecret), security(("admin_key" = []))
 )]
 pub async fn change_secret(
@@ -166,7 +166,8 @@ pub async fn change_secret(
 /// Delivers again what is parked; with `since` also everything that happened from then on, as far as it is kept.
 /// Receivers know repeats by their `webhook-id`.
 #[utoipa::path(
-    post, path = "/admin/v1/webhooks/{webhook}/replay", tag = "operator", params(("webhook" = WebhookId, Path)),
+    post, path = "/admin/v1/webhooks/{webhook}/replay", tag = "operator",
+    params(("webhook" = WebhookId, Path), IdempotencyKey),
     request_body = Option<ReplayRequest>,
     responses((status = 200, body = Replayed), OfReplay), security(("admin_key" = []))
 )]
@@ -185,7 +186,8 @@ pub async fn replay(
 /// Sends one event of type `webhook.test` to this webhook now, once, whatever types it wants and also while it is
 /// disabled, and says whether the receiver took it. Events that wait are not touched.
 #[utoipa::path(
-    post, path = "/admin/v1/webhooks/{webhook}/test", tag = "operator", params(("webhook" = WebhookId, Path)),
+    post, path = "/admin/v1/webhooks/{webhook}/test", tag = "operator",
+    params(("webhook" = WebhookId, Path), IdempotencyKey),
     responses((status = 200, body = WebhookTested), OfSecret), security(("admin_key" = []))
 )]
 pub async fn test(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<WebhookId>) -> Answer {
@@ -249,12 +251,14 @@ fn known<T>(found: Option<T>) -> Result<T, Refusal> {
     found.ok_or_else(|| Refusal::new(Code::NotFound))
 }
 
-fn check(app: &App, url: Option<&str>, types: Option<&[String]>) -> Result<(), Refusal> {
+/// The address as it will be asked for. What was sent may hold what parsing leaves out: ends of lines, for one.
+fn check_address(app: &App, url: &str) -> Result<String, Refusal> {
     let private = app.settings.webhooks.private_addresses;
-    if let Some(url) = url {
-        check_url(url, private).map_err(|why| Refusal::field("url", why))?;
-    }
-    types.map_or(Ok(()), check_types).map_err(|why| Refusal::field("types", why))
+    check_url(url, private).map(String::from).map_err(|why| Refusal::field("url", why))
+}
+
+fn check_list(types: &[String]) -> Result<(), Refusal> {
+    check_types(types).map_err(|why| Refusal::field("types", why))
 }
 
 async fn standing_view(app: &App, webhook: &Webhook) -> Result<WebhookView, Refusal> {

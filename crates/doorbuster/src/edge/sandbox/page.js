@@ -44,9 +44,12 @@
   document.title = words.title + " · Doorbuster";
   for (const element of document.querySelectorAll("[data-text]")) element.textContent = words[element.dataset.text];
 
-  function money({ amount, currency }) {
-    const format = new Intl.NumberFormat(document.documentElement.lang, { style: "currency", currency });
-    return format.format(amount / 10 ** format.resolvedOptions().maximumFractionDigits);
+  // Browsers round some currencies to what people carry; the minor units are those of ISO 4217.
+  function money({ amount, digits }) {
+    const { amount: minor, currency } = amount;
+    const fraction = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+    const format = new Intl.NumberFormat(document.documentElement.lang, { style: "currency", currency, ...fraction });
+    return format.format(minor / 10 ** digits);
   }
 
   function row(list, at, text, tone) {
@@ -65,7 +68,7 @@
   }
 
   function show(payment) {
-    of("amount").textContent = money(payment.amount);
+    of("amount").textContent = money(payment);
     const order = of("order");
     order.textContent = words.orders[payment.order_state] || payment.order_state || "";
     order.className = "state" + (payment.order_state === "paid" ? " good" : payment.order_state === "refund_failed" ? " bad" : "");
@@ -79,7 +82,7 @@
     payment.captures.forEach((capture, index) => {
       const why = capture.reason ? " (" + capture.reason + ")" : "";
       const tone = capture.state === "applied" ? "good" : capture.state === "refund_failed" ? "bad" : "";
-      row(captures, null, money(payment.amount) + " #" + (index + 1) + ": " + words.captures[capture.state] + why, tone);
+      row(captures, null, money(payment) + " #" + (index + 1) + ": " + words.captures[capture.state] + why, tone);
     });
     for (const one of [...payment.happenings].reverse()) {
       const outcome = words[one.outcome];

@@ -113,13 +113,21 @@ impl SqliteLedger {
 
 fn take(transaction: &Transaction<'_>, notice: &Notice, now: UnixMs) -> LedgerResult<Taken> {
     let key = notice.told.key();
-    let before = transaction
-        .prepare_cached("select 1 from notices where provider = ?1 and event_id = ?2")?
-        .exists(params![key.provider(), notice.event_id])?;
-    if before {
-        return Ok(Taken::Duplicate);
+    if let Some(payment) = told_before(transaction, key, &notice.event_id)? {
+        if payment.capture_id.as_deref() == Some(key.capture()) {
+            look_for_another_amount(&payment, &notice.told);
+            return Ok(Taken::Duplicate);
+        }
+        let (event_id, before) = (&notice.event_id, &payment.capture_id);
+        tracing::error!(
+            ?key,
+            event_id,
+            ?before,
+            "a provider told of two captures in notifications of one id; both are settled"
+        );
     }
     let known = find_capture(transaction, key)?;
+    known.iter().for_each(|payment| look_for_another_amount(payment, &notice.told));
     let (payment_no, taken) = match (&notice.told, known) {
         (Told::Captured { capture, names, fresh }, known) => {
             let captured = match known {
@@ -142,10 +150,36 @@ fn take(transaction: &Transaction<'_>, notice: &Notice, now: UnixMs) -> LedgerRe
     };
     transaction
         .prepare_cached(
-            "insert into notices (provider, event_id, payment_no, taken_at) values (?1, ?2, ?3, ?4)",
+            "insert into notices (provider, event_id, payment_no, taken_at) values (?1, ?2, ?3, ?4)
+             on conflict (provider, event_id) do nothing",
         )?
         .execute(params![key.provider(), notice.event_id, signed(payment_no), now.0])?;
     Ok(taken)
+}
+
+/// The payment that the notification of this id told of, if there was one.
+fn told_before(
+    connection: &Connection,
+    key: &CaptureKey,
+    event_id: &str,
+) -> rusqlite::Result<Option<Payment>> {
+    let sql = format!(
+        "select {PAYMENT_COLUMNS} from payments where payment_no =
+         (select payment_no from notices where provider = ?1 and event_id = ?2)"
+    );
+    connection
+        .prepare_cached(&sql)?
+        .query_row(params![key.provider(), event_id], |row| read_payment(row, 0))
+        .optional()
+}
+
+/// One capture has one amount: the first that was told stands, and somebody must look at the provider's console.
+fn look_for_another_amount(payment: &Payment, told: &Told) {
+    let Told::Captured { capture, .. } = told else { return };
+    if capture.money != payment.money {
+        let (key, payment_id, before, now) = (&capture.key, payment.id, payment.money, capture.money);
+        tracing::error!(?key, %payment_id, %before, %now, "a provider told another amount of a known capture");
+    }
 }
 
 /// A refund of money that nobody told us of: whose is it?

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use http::HeaderMap;
-use rules::money::{AMOUNT_MAX, Money};
+use rules::money::Money;
 use rules::time::UnixMs;
 
 /// The largest notification that is looked at, in bytes. Real ones have 1 to 8 KiB.
@@ -251,10 +251,11 @@ pub(in crate::payment) fn reference(text: &str) -> Result<String, Refusal> {
     Ok(text.to_owned())
 }
 
-/// Money of a capture or a refund: at least one minor unit.
+/// Money of a capture or a refund: at least one minor unit. It has no upper bound: money that came is written down, and
+/// what is more than any order costs goes back.
 pub(in crate::payment) fn positive(amount: i64, currency: rules::money::Currency) -> Result<Money, Refusal> {
-    if !(1..=AMOUNT_MAX).contains(&amount) {
-        return Err(Refusal::malformed("an amount lies outside the range of money"));
+    if amount < 1 {
+        return Err(Refusal::malformed("an amount is not at least one minor unit"));
     }
     Ok(Money { amount, currency })
 }

@@ -487,7 +487,8 @@ struct StripeError {
     message: Option<String>,
 }
 
-/// How many digits Stripe's minor unit has. Not always ISO's: kept by Stripe for old clients.
+/// How many digits Stripe's minor unit has, by its page "Supported currencies". Not always ISO's: MGA has none, and ISK
+/// and UGX have two, kept for old clients; HUF and TWD have two in charges and are whole only in payouts.
 fn stripe_exponent(currency: Currency) -> u32 {
     match currency.as_str() {
         "BIF" | "CLP" | "DJF" | "GNF" | "JPY" | "KMF" | "KRW" | "MGA" | "PYG" | "RWF" | "VND" | "VUV"
@@ -507,8 +508,11 @@ fn rescaled(amount: i64, from: u32, to: u32) -> Option<i64> {
 }
 
 fn to_stripe(money: Money) -> Result<i64, CallError> {
-    let amount = rescaled(money.amount, money.currency.exponent(), stripe_exponent(money.currency));
-    amount.filter(|amount| *amount > 0).ok_or(CallError::Impossible("Stripe cannot express this amount"))
+    let exponent = stripe_exponent(money.currency);
+    let amount = rescaled(money.amount, money.currency.exponent(), exponent);
+    // Of three digits the last must be zero: the banks behind Stripe know two.
+    let fits = |amount: &i64| *amount > 0 && (exponent < 3 || *amount % 10 == 0);
+    amount.filter(fits).ok_or(CallError::Impossible("Stripe cannot express this amount"))
 }
 
 fn from_stripe(amount: i64, currency: &str) -> Result<Money, Refusal> {
@@ -586,10 +590,13 @@ mod tests {
         for (ours, theirs) in [
             (money(149_900, "CNY"), 149_900),
             (money(1_500, "JPY"), 1_500),
-            (money(1_234, "KWD"), 1_234),
+            (money(1_230, "KWD"), 1_230),
             (money(5, "ISK"), 500),
             (money(5, "UGX"), 500),
-            (money(5, "HUF"), 500),
+            (money(505, "HUF"), 505),
+            (money(505, "TWD"), 505),
+            (money(505, "MRU"), 505),
+            (money(500, "MGA"), 5),
         ] {
             assert_eq!(to_stripe(ours).unwrap(), theirs, "{ours}");
             assert_eq!(from_stripe(theirs, &lower(ours.currency)), Ok(ours));
@@ -599,10 +606,13 @@ mod tests {
     #[test]
     fn a_part_of_the_smallest_coin_is_refused_and_not_rounded() {
         assert_eq!(from_stripe(501, "isk").unwrap_err().code, RefusalCode::Malformed);
+        for impossible in [money(505, "MGA"), money(1_234, "KWD"), money(5, "LYD")] {
+            assert!(matches!(to_stripe(impossible), Err(CallError::Impossible(_))), "{impossible}");
+        }
         assert_eq!(rescaled(5, 2, 0), None);
         assert_eq!(rescaled(i64::MAX, 0, 2), None);
         for (amount, currency) in
-            [(0, "usd"), (-1, "usd"), (1, "USD"), (1, "rmb"), (1, ""), (i64::MAX, "usd")]
+            [(0, "usd"), (-1, "usd"), (1, "USD"), (1, "rmb"), (1, ""), (i64::MAX, "mga")]
         {
             assert_eq!(
                 from_stripe(amount, currency).unwrap_err().code,

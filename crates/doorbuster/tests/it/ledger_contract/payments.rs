@@ -158,6 +158,33 @@ async fn money_in_time_pays_the_order_once(books: Books) {
     assert_books_fit(&books).await;
 }
 
+/// Event ids only tell deliveries apart: money that is told under the id of other money is still money.
+async fn a_known_event_id_swallows_no_other_capture(books: Books) {
+    record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 1)]).await;
+    start(&books, 11, "ann", "sandbox", 101).await;
+    start(&books, 12, "bob", "sandbox", 102).await;
+    let first = || captured("evt", "cap 1", by_payment(101), PRICE, 201);
+    let second = || captured("evt", "cap 2", by_payment(102), PRICE, 202);
+    assert_eq!(told(&books, first(), NOW).await, "applied to 11");
+    assert_eq!(told(&books, second(), NOW).await, "applied to 12");
+    assert_eq!(told(&books, captured("evt", "cap 3", by_payment(102), 7, 203), NOW).await, "amount_mismatch");
+    assert_eq!(told(&books, first(), NOW).await, "delivered before");
+    assert_eq!(told(&books, second(), NOW).await, "duplicate", "again, and nothing is taken twice");
+    // The first amount of a capture stands, under whatever event another is told.
+    for event in ["evt", "evt 2"] {
+        let other_amount = captured(event, "cap 1", by_payment(101), PRICE + 1, 204);
+        assert_ne!(told(&books, other_amount, NOW).await, "amount_mismatch");
+    }
+    let refund = |capture: &str| {
+        let key = CaptureKey::new("sandbox", capture).unwrap();
+        Notice { event_id: "evt".to_owned(), told: Told::Refunded { key, payment: None, number: None } }
+    };
+    assert!(matches!(take(&books, refund("cap 3"), NOW).await, Taken::Refund(_)), "its money is back");
+    let payments = books.ledger.payments_of(OrderId(12)).await.unwrap();
+    assert_eq!(payments.iter().map(|payment| payment.money.amount).collect::<Vec<_>>(), [PRICE, 7]);
+    assert_books_fit(&books).await;
+}
+
 async fn wrong_money_goes_back_and_right_money_still_pays(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 1)]).await;
     start(&books, 11, "ann", "sandbox", 101).await;
@@ -422,6 +449,7 @@ contract!(
     the_providers_first_answer_stays(10),
     a_closed_payment_still_takes_the_money_that_comes(10),
     money_in_time_pays_the_order_once(10),
+    a_known_event_id_swallows_no_other_capture(10),
     wrong_money_goes_back_and_right_money_still_pays(10),
     money_for_an_order_that_will_not_be_goes_back(1),
     money_may_come_before_its_order(10),
