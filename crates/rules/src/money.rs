@@ -84,12 +84,11 @@ impl Currency {
     }
 }
 
-/// Codes of ISO 4217 that no price may have.
+/// Codes of ISO 4217 that no price may have: metals, units of account, tests and nothing; funds; what was withdrawn.
+#[rustfmt::skip]
 const NOT_IN_USE: [&str; 34] = [
-    // Metals, units of account, tests and nothing.
     "XAD", "XAG", "XAU", "XBA", "XBB", "XBC", "XBD", "XDR", "XPD", "XPT", "XSU", "XTS", "XUA", "XXX",
-    // Funds.
-    "BOV", "CHE", "CHW", "CLF", "COU", "MXV", "USN", "UYI", "UYW", // Withdrawn.
+    "BOV", "CHE", "CHW", "CLF", "COU", "MXV", "USN", "UYI", "UYW",
     "ANG", "BGN", "BYR", "CUC", "HRK", "ROL", "SKK", "SLL", "STD", "ZMK", "ZWL",
 ];
 

@@ -28,16 +28,22 @@ fn must_be(given: &str, expected: &str, path: &str) -> String {
         }
         "i64" => "must be a whole number".to_owned(),
         "u64" | "u32" => format!("must be a whole number from 0 to {}", u32::MAX),
-        "struct Money" => {
+        "a JSON object" if is_money(path) => {
             "must be an amount in minor units with its currency: {\"amount\": 1499, \"currency\": \"EUR\"}"
                 .to_owned()
         }
         "a string" => "must be a text in quotes".to_owned(),
         "a boolean" => "must be true or false".to_owned(),
         "a sequence" => "must be a list: [ … ]".to_owned(),
-        other if other.starts_with("struct ") => "must be an object: { … }".to_owned(),
+        other if other.starts_with("struct ") || other == "a JSON object" => {
+            "must be an object: { … }".to_owned()
+        }
         other => format!("must be {other}, and is {given}"),
     }
+}
+
+fn is_money(path: &str) -> bool {
+    matches!(path.rsplit('.').next(), Some("price" | "list_price"))
 }
 
 /// The refusal of a query whose reader said this.
