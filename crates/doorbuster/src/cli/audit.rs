@@ -8,10 +8,10 @@ use doorbuster::auditor::folder;
 use doorbuster::clock::Clock;
 use rules::id::{OfferId, SaleId};
 use rules::wire::{AuditFinding, AuditRequest, AuditState, AuditView, Page};
-use serde_json::json;
 
 use super::client::Client;
 use super::reach::{Found, ReachOptions};
+use super::table::listing;
 use super::{Exit, say};
 
 /// Between two looks at an audit that runs.
@@ -78,11 +78,9 @@ impl Audit {
             }
             Found::Folder(settings) => folder::last(&settings, limit).await?,
         };
-        let text = match views.as_slice() {
-            _ if self.reach.json => json!({"items": views, "next_cursor": null}).to_string(),
-            [] => "No audit was made yet. `doorbuster audit` makes one.".to_owned(),
-            views => views.iter().map(dated).collect::<Vec<_>>().join("\n\n"),
-        };
+        let dated_all = |views: &[AuditView]| views.iter().map(dated).collect::<Vec<_>>().join("\n\n");
+        let none = "No audit was made yet. `doorbuster audit` makes one.";
+        let text = listing(&views, self.reach.json, none, dated_all);
         say::answer(&text);
         // Without a report nobody knows whether it is clean.
         Ok(views.first().map_or(Exit::Failed, exit_of))

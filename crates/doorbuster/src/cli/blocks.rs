@@ -3,20 +3,16 @@
 
 use clap::{Args, Subcommand};
 use doorbuster::clock::Clock;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rules::buyer::BuyerId;
 use rules::time::{TimeError, UnixMs};
-use rules::wire::{BlockView, MarksView, Page, StrikeCause, StrikeLifter, StrikeView};
+use rules::wire::{BlockView, MarksView, StrikeCause, StrikeLifter, StrikeView};
 use serde_json::{Value, json};
 
-use super::client::{Client, unless_found};
+use super::client::{Client, in_address, unless_found};
 use super::events::parse_span;
 use super::reach::{Access, ReachOptions};
-use super::table::{Lean, Table};
+use super::table::{Lean, Table, listing};
 use super::{Exit, say};
-
-/// Entries fetched at a time.
-const PAGE: u32 = 200;
 
 /// Shows and changes who gets no passes: blocks by hand, and strikes.
 ///
@@ -123,25 +119,8 @@ impl Door<'_> {
     }
 
     async fn list(&self, limit: usize) -> anyhow::Result<()> {
-        let mut items: Vec<BlockView> = Vec::new();
-        let mut cursor = String::new();
-        while items.len() < limit {
-            let path = format!("/admin/v1/blocks?limit={PAGE}&cursor={}", encoded(&cursor));
-            let page: Page<BlockView> = self.client.get(&path).await?;
-            items.extend(page.items);
-            match page.next_cursor {
-                Some(next) => cursor = next,
-                None => break,
-            }
-        }
-        items.truncate(limit);
-        if self.json {
-            say::answer(&json!({"items": items, "next_cursor": null}).to_string());
-        } else if items.is_empty() {
-            say::answer("Nobody is blocked.");
-        } else {
-            say::answer(&table(&items));
-        }
+        let items: Vec<BlockView> = self.client.list("/admin/v1/blocks", "", limit).await?;
+        say::answer(&listing(&items, self.json, "Nobody is blocked.", table));
         Ok(())
     }
 
@@ -188,12 +167,7 @@ impl Door<'_> {
 }
 
 fn path_of(buyer: &BuyerId) -> String {
-    format!("/admin/v1/blocks/{}", encoded(buyer.as_str()))
-}
-
-/// Names of buyers are the shop's: they may hold anything that means something in an address.
-fn encoded(text: &str) -> impl std::fmt::Display + '_ {
-    utf8_percent_encode(text, NON_ALPHANUMERIC)
+    format!("/admin/v1/blocks/{}", in_address(buyer.as_str()))
 }
 
 fn has_nothing(buyer: &BuyerId) -> String {

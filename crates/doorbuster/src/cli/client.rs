@@ -6,8 +6,9 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
-use rules::wire::{Code, Problem};
+use rules::wire::{Code, Page, Problem};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -20,6 +21,14 @@ const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// Whether a server is there is known at once.
 const ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Entries of a list that are fetched at a time.
+const PAGE: u32 = 200;
+
+/// Names are the shop's: they may hold anything that means something in an address.
+pub fn in_address(text: &str) -> impl fmt::Display + '_ {
+    utf8_percent_encode(text, NON_ALPHANUMERIC)
+}
 
 #[derive(Debug)]
 pub struct Client {
@@ -44,6 +53,25 @@ impl Client {
 
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         self.call(Method::GET, path, None).await
+    }
+
+    /// Reads a list page by page, at most `limit` entries of it. `query` is what they must match: parts that begin with `&`.
+    pub async fn list<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        query: &str,
+        limit: usize,
+    ) -> anyhow::Result<Vec<T>> {
+        let mut items = Vec::new();
+        let mut beyond = String::new();
+        while items.len() < limit {
+            let page: Page<T> = self.get(&format!("{path}?limit={PAGE}{query}{beyond}")).await?;
+            items.extend(page.items);
+            let Some(cursor) = page.next_cursor else { break };
+            beyond = format!("&cursor={}", in_address(&cursor));
+        }
+        items.truncate(limit);
+        Ok(items)
     }
 
     pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> anyhow::Result<T> {

@@ -6,22 +6,18 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rules::buyer::BuyerId;
 use rules::id::{OfferId, OrderId, SaleId};
 use rules::order::{Reason, State};
 use rules::time::UnixMs;
-use rules::wire::{OperatorOrder, Page};
+use rules::wire::OperatorOrder;
 use serde_json::{Value, json};
 use stampede::words::thousands;
 
-use super::client::{Client, unless_found};
+use super::client::{Client, in_address, unless_found};
 use super::reach::{Access, ReachOptions};
-use super::table::{Lean, Table, money};
+use super::table::{Lean, Table, listing, money};
 use super::{Exit, say};
-
-/// Entries fetched at a time.
-const PAGE: u32 = 200;
 
 /// Finds, shows and exports orders.
 ///
@@ -116,25 +112,8 @@ impl Clerk<'_> {
     }
 
     async fn list(&self, wanted: &Wanted, limit: usize) -> anyhow::Result<()> {
-        let mut items: Vec<OperatorOrder> = Vec::new();
-        let mut cursor = String::new();
-        while items.len() < limit {
-            let path = format!("/admin/v1/orders?limit={PAGE}&cursor={cursor}{}", query(wanted));
-            let page: Page<OperatorOrder> = self.client.get(&path).await?;
-            items.extend(page.items);
-            match page.next_cursor {
-                Some(next) => cursor = next,
-                None => break,
-            }
-        }
-        items.truncate(limit);
-        if self.json {
-            say::answer(&json!({"items": items, "next_cursor": null}).to_string());
-        } else if items.is_empty() {
-            say::answer("There are no such orders.");
-        } else {
-            say::answer(&table(&items));
-        }
+        let items: Vec<OperatorOrder> = self.client.list("/admin/v1/orders", &query(wanted), limit).await?;
+        say::answer(&listing(&items, self.json, "There are no such orders.", table));
         Ok(())
     }
 
@@ -183,11 +162,7 @@ fn export_path(wanted: &Wanted) -> String {
 fn query(wanted: &Wanted) -> String {
     let Wanted { buyer, sale, offer, state } = wanted;
     let parts = [
-        // Names of buyers are the shop's: they may hold anything that means something in an address.
-        (
-            "buyer",
-            buyer.as_ref().map(|buyer| utf8_percent_encode(buyer.as_str(), NON_ALPHANUMERIC).to_string()),
-        ),
+        ("buyer", buyer.as_ref().map(|buyer| in_address(buyer.as_str()).to_string())),
         ("sale", sale.map(|sale| sale.to_string())),
         ("offer", offer.map(|offer| offer.to_string())),
         ("state", state.clone()),

@@ -5,17 +5,14 @@ use clap::{Args, Subcommand};
 use rules::id::{OrderId, PaymentId};
 use rules::payment::State;
 use rules::time::UnixMs;
-use rules::wire::{OperatorOrder, Page, PaymentView, RefundRequest};
+use rules::wire::{OperatorOrder, PaymentView, RefundRequest};
 use serde_json::{Value, json};
 
 use super::client::{Client, unless_found};
 use super::orders::no_order;
 use super::reach::{Access, ReachOptions};
-use super::table::{Lean, Table, money};
+use super::table::{Lean, Table, listing, money};
 use super::{Exit, say};
-
-/// Entries fetched at a time.
-const PAGE: u32 = 200;
 
 /// Lists payments, shows why money goes back, and returns it.
 ///
@@ -115,25 +112,9 @@ impl Till<'_> {
     async fn list(&self, order: Option<OrderId>, state: Option<&str>, limit: usize) -> anyhow::Result<()> {
         let order = order.map(|order| format!("&order={order}")).unwrap_or_default();
         let state = state.map(|state| format!("&state={state}")).unwrap_or_default();
-        let mut items: Vec<PaymentView> = Vec::new();
-        let mut cursor = String::new();
-        while items.len() < limit {
-            let path = format!("/admin/v1/payments?limit={PAGE}&cursor={cursor}{order}{state}");
-            let page: Page<PaymentView> = self.client.get(&path).await?;
-            items.extend(page.items);
-            match page.next_cursor {
-                Some(next) => cursor = next,
-                None => break,
-            }
-        }
-        items.truncate(limit);
-        if self.json {
-            say::answer(&json!({"items": items, "next_cursor": null}).to_string());
-        } else if items.is_empty() {
-            say::answer("There are no such payments.");
-        } else {
-            say::answer(&table(&items));
-        }
+        let items: Vec<PaymentView> =
+            self.client.list("/admin/v1/payments", &format!("{order}{state}"), limit).await?;
+        say::answer(&listing(&items, self.json, "There are no such payments.", table));
         Ok(())
     }
 

@@ -9,13 +9,13 @@ use clap::{Args, Subcommand};
 use rules::id::{OfferId, SaleId};
 use rules::money::Money;
 use rules::sale::{Phase, SaleState};
-use rules::wire::{Page, Stats};
+use rules::wire::Stats;
 use serde_json::{Value, json};
 use stampede::words::thousands;
 
 use super::client::{Client, random_text, unless_found};
 use super::reach::{Access, ReachOptions};
-use super::table::{Lean, Table, money};
+use super::table::{Lean, Table, listing, money};
 use super::{Exit, say, signals::Signals};
 
 /// Between two looks of `stats --watch`.
@@ -194,35 +194,9 @@ impl Desk<'_> {
     }
 
     async fn list(&self) -> anyhow::Result<()> {
-        let mut items: Vec<Value> = Vec::new();
-        let mut cursor: Option<String> = None;
-        loop {
-            let beyond = cursor.map_or(String::new(), |cursor| format!("&cursor={cursor}"));
-            let page: Page<Value> = self.client.get(&format!("/admin/v1/sales?limit=200{beyond}")).await?;
-            items.extend(page.items);
-            cursor = page.next_cursor;
-            if cursor.is_none() {
-                break;
-            }
-        }
-        if self.json {
-            say::answer(&json!({"items": items, "next_cursor": null}).to_string());
-            return Ok(());
-        }
-        if items.is_empty() {
-            say::answer("There are no sales yet. `doorbuster sale create SALE_FILE` makes one.");
-            return Ok(());
-        }
-        let heads = ["ID", "STATE", "PHASE", "OPENS", "CLOSES"].map(|head| (head, Lean::Left));
-        let mut table = Table::new(&[&heads[..], &[("OFFERS", Lean::Right), ("TITLE", Lean::Left)]].concat());
-        for sale in &items {
-            let offers = sale.get("offers").and_then(Value::as_array).map_or(0, Vec::len);
-            let of = |name| text(sale, name);
-            let front = [of("id"), of("state"), phase(sale).unwrap_or("-"), of("opens_at"), of("closes_at")];
-            let front = front.map(str::to_owned);
-            table.row(front.into_iter().chain([offers.to_string(), text(sale, "title").to_owned()]));
-        }
-        say::answer(&table.render());
+        let items: Vec<Value> = self.client.list("/admin/v1/sales", "", usize::MAX).await?;
+        let none = "There are no sales yet. `doorbuster sale create SALE_FILE` makes one.";
+        say::answer(&listing(&items, self.json, none, sales_table));
         Ok(())
     }
 
@@ -336,6 +310,19 @@ impl Desk<'_> {
 
 fn path_of(sale: SaleId) -> String {
     format!("/admin/v1/sales/{sale}")
+}
+
+fn sales_table(sales: &[Value]) -> String {
+    let heads = ["ID", "STATE", "PHASE", "OPENS", "CLOSES"].map(|head| (head, Lean::Left));
+    let mut table = Table::new(&[&heads[..], &[("OFFERS", Lean::Right), ("TITLE", Lean::Left)]].concat());
+    for sale in sales {
+        let offers = sale.get("offers").and_then(Value::as_array).map_or(0, Vec::len);
+        let of = |name| text(sale, name);
+        let front = [of("id"), of("state"), phase(sale).unwrap_or("-"), of("opens_at"), of("closes_at")];
+        let front = front.map(str::to_owned);
+        table.row(front.into_iter().chain([offers.to_string(), text(sale, "title").to_owned()]));
+    }
+    table.render()
 }
 
 /// The numbers in the order of the funnel.

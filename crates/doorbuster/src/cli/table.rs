@@ -2,6 +2,22 @@
 //! which needs no padding.
 
 use rules::money::Money;
+use serde::Serialize;
+use serde_json::json;
+
+/// A whole list: JSON for scripts, `none` where it is empty, else the table that is made of it.
+pub fn listing<T: Serialize>(
+    items: &[T],
+    json: bool,
+    none: &str,
+    table: impl FnOnce(&[T]) -> String,
+) -> String {
+    match items {
+        _ if json => json!({"items": items, "next_cursor": null}).to_string(),
+        [] => none.to_owned(),
+        items => table(items),
+    }
+}
 
 /// Which side of its column a cell leans to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
