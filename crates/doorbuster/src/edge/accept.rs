@@ -1,8 +1,9 @@
 //! The door: takes connections from the kernel as fast as the edge's threads look at them, and no faster.
 //!
-//! Whoever does not fit waits in the kernel's queue, and that is kept as short as what we take out of it in a moment.
-//! Beyond it the kernel drops an attempt to connect, which costs us nothing, and the client's kernel tries again a
-//! second later. So under any rush we serve people who are still there. Knows nothing of what a connection is for.
+//! Whoever does not fit waits in the kernel's queue. A crowd that comes in one moment may wait there until it is served;
+//! when more and more come, the queue is kept as short as what we take out of it in a moment. Beyond it the kernel drops
+//! an attempt to connect, which costs us nothing, and the client's kernel tries again a second later. So under any rush
+//! we serve people who are still there. Knows nothing of what a connection is for.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -28,8 +29,18 @@ const WAITING_PER_THREAD_MAX: usize = 16;
 /// New sockets that a thread takes on before those it already has get their turn.
 const TAKEN_PER_TURN_MAX: usize = 8;
 
-/// How long a connection should wait in the kernel's queue at most, in milliseconds, when we are all busy.
+/// How long a connection should wait in the kernel's queue at most, in milliseconds, when a rush lasts.
 const QUEUE_MAX_MS: u64 = 100;
+
+/// The same in the first moments of a rush. A crowd that comes at once and is served within this time is better off than
+/// one that is told to come back after a second.
+const BURST_QUEUE_MAX_MS: u64 = 400;
+
+/// A rush that goes on for so long, in milliseconds, is no burst any more.
+const BURST_MAX_MS: u64 = 1_000;
+
+/// So long a rush must last before its pace is known, in milliseconds.
+const BURST_LOOK_AFTER_MS: u64 = 50;
 
 /// So often the queue is fitted to our pace, in milliseconds, while somebody always waits. Short, because a rush fills
 /// the longest queue in a fraction of a second, and whoever is in it waits for all before him.
@@ -57,10 +68,29 @@ pub(super) struct NewSocket {
     pub audience: Audience,
 }
 
-/// One end with the door, one with the thread.
-pub(super) fn hallway() -> (mpsc::Sender<NewSocket>, Arrivals) {
-    let (send, sockets) = mpsc::channel(WAITING_PER_THREAD_MAX);
-    (send, Arrivals { sockets, taken: 0, turn: None })
+/// A thread as the door sees it.
+#[derive(Clone, Debug)]
+pub(super) struct Hallway {
+    sockets: mpsc::Sender<NewSocket>,
+    /// What the thread is at: one task per connection.
+    tasks: TaskTracker,
+}
+
+impl Hallway {
+    /// To a thread with these tasks, and the thread's end of it.
+    pub fn new(tasks: TaskTracker) -> (Self, Arrivals) {
+        let (send, sockets) = mpsc::channel(WAITING_PER_THREAD_MAX);
+        (Self { sockets: send, tasks }, Arrivals { sockets, taken: 0, turn: None })
+    }
+
+    /// How many connections the thread has, and will have in a moment.
+    fn connections(&self) -> usize {
+        self.tasks.len() + (WAITING_PER_THREAD_MAX - self.sockets.capacity())
+    }
+
+    fn has_room(&self) -> bool {
+        !self.sockets.is_closed() && self.sockets.capacity() > 0
+    }
 }
 
 /// The new sockets of one thread.
@@ -97,12 +127,7 @@ async fn a_turn_for_everybody() {
 }
 
 /// Accepts on `listener` until the shutdown.
-pub(super) fn spawn(
-    shared: &Arc<Shared>,
-    listener: TcpListener,
-    audience: Audience,
-    threads: Vec<mpsc::Sender<NewSocket>>,
-) {
+pub(super) fn spawn(shared: &Arc<Shared>, listener: TcpListener, audience: Audience, threads: Vec<Hallway>) {
     let shared = Arc::clone(shared);
     let tasks = shared.app.tasks.clone();
     tasks.spawn(async move {
@@ -136,9 +161,8 @@ impl Door<'_> {
     /// Ends when no thread is left. Room is found before a socket is taken: as long as there is none, whoever comes is
     /// the kernel's to keep or to turn away. So a door where nobody waits holds a place: an operator finds one however
     /// many buyers there are.
-    async fn accept(&mut self, threads: &[mpsc::Sender<NewSocket>]) {
-        let mut turn = 0;
-        while let Some(room) = room(threads, &mut turn).await {
+    async fn accept(&mut self, threads: &[Hallway]) {
+        while let Some(room) = room(threads).await {
             let (stream, peer) = self.next().await;
             self.open.fetch_add(1, Ordering::AcqRel);
             self.metrics.connections.inc(ConnectionOutcome::Accepted);
@@ -206,22 +230,22 @@ impl Door<'_> {
     }
 }
 
-/// A place with the next thread in turn that has one; waits while none has. `None`: all threads have ended.
-async fn room<'a>(
-    threads: &'a [mpsc::Sender<NewSocket>],
-    turn: &mut usize,
-) -> Option<mpsc::Permit<'a, NewSocket>> {
-    let in_turn = threads.iter().enumerate().cycle().skip(*turn).take(threads.len());
-    for (number, thread) in in_turn {
-        if let Ok(room) = thread.try_reserve() {
-            *turn = (number + 1) % threads.len();
+/// A place with the thread that has the fewest connections, of those that have one; waits while none has. Connections stay
+/// long: a thread that got more of them than the others would be the one everybody waits for. `None`: all threads have
+/// ended.
+async fn room(threads: &[Hallway]) -> Option<mpsc::Permit<'_, NewSocket>> {
+    while let Some(thread) =
+        threads.iter().filter(|thread| thread.has_room()).min_by_key(|thread| thread.connections())
+    {
+        // Another door may have been quicker.
+        if let Ok(room) = thread.sockets.try_reserve() {
             return Some(room);
         }
     }
     let mut waits: Vec<_> = threads
         .iter()
-        .filter(|thread| !thread.is_closed())
-        .map(|thread| Box::pin(thread.reserve()))
+        .filter(|thread| !thread.sockets.is_closed())
+        .map(|thread| Box::pin(thread.sockets.reserve()))
         .collect();
     while !waits.is_empty() {
         match select_all(waits).await {
@@ -232,13 +256,16 @@ async fn room<'a>(
     None
 }
 
-/// How long the kernel's queue may be. While somebody always waits: what we take out of it in [`QUEUE_MAX_MS`].
-/// Once nobody waits it doubles step by step, so that a rush that pauses for a moment does not fill it again.
+/// How long the kernel's queue may be. While somebody always waits: what we take out of it in [`BURST_QUEUE_MAX_MS`] at
+/// first, and in [`QUEUE_MAX_MS`] when it goes on. Once nobody waits it doubles step by step, so that a rush that pauses
+/// for a moment does not fill it again.
 #[derive(Debug)]
 struct Backlog {
     max: u32,
     length: u32,
     looked: Instant,
+    /// When a rush began that found the queue at its full length.
+    rush_since: Option<Instant>,
     /// Since when somebody has always waited, and how many were taken since. Both are halved now and then, so that
     /// they are the pace of the last moments.
     busy_since: Option<Instant>,
@@ -247,7 +274,7 @@ struct Backlog {
 
 impl Backlog {
     fn new(max: u32, now: Instant) -> Self {
-        Self { max, length: max, looked: now, busy_since: None, taken: 0 }
+        Self { max, length: max, looked: now, rush_since: None, busy_since: None, taken: 0 }
     }
 
     fn is_short(&self) -> bool {
@@ -269,14 +296,22 @@ impl Backlog {
         self.taken += 1;
         let Some(since) = self.busy_since else {
             (self.busy_since, self.looked) = (Some(now), now);
+            if !self.is_short() {
+                self.rush_since = Some(now);
+            }
             return;
         };
-        if now.saturating_duration_since(self.looked) < Duration::from_millis(FIT_EVERY_MS) {
+        let rush = self.rush_since.map_or(Duration::MAX, |began| now.saturating_duration_since(began));
+        if now.saturating_duration_since(self.looked) < Duration::from_millis(FIT_EVERY_MS)
+            || rush < Duration::from_millis(BURST_LOOK_AFTER_MS)
+        {
             return;
         }
         self.looked = now;
         let busy = now.saturating_duration_since(since);
-        self.length = fitting(self.taken, busy).min(self.max).max(BACKLOG_MIN);
+        let wait_ms =
+            if rush < Duration::from_millis(BURST_MAX_MS) { BURST_QUEUE_MAX_MS } else { QUEUE_MAX_MS };
+        self.length = fitting(self.taken, busy, wait_ms).min(self.max).max(BACKLOG_MIN);
         if busy >= Duration::from_millis(PACE_OVER_MS) {
             self.taken /= 2;
             self.busy_since = since.checked_add(busy / 2);
@@ -293,10 +328,10 @@ impl Backlog {
     }
 }
 
-/// What one takes in [`QUEUE_MAX_MS`] who took so many within this time.
-fn fitting(taken: u64, within: Duration) -> u32 {
+/// What one takes in so many milliseconds who took so many within this time.
+fn fitting(taken: u64, within: Duration, ms: u64) -> u32 {
     let within_us = u64::try_from(within.as_micros()).unwrap_or(u64::MAX).max(1);
-    u32::try_from(taken.saturating_mul(QUEUE_MAX_MS * 1_000) / within_us).unwrap_or(u32::MAX)
+    u32::try_from(taken.saturating_mul(ms * 1_000) / within_us).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -321,7 +356,7 @@ mod tests {
     fn a_queue_is_as_long_as_what_is_taken_out_of_it_in_a_moment() {
         for (per_s, wanted) in [(100, BACKLOG_MIN), (5_000, 500), (20_000, 2_000), (90_000, BACKLOG_MAX)] {
             let (mut backlog, now) = backlog();
-            rush(&mut backlog, now, per_s, 1_000);
+            rush(&mut backlog, now, per_s, 2 * BURST_MAX_MS);
             assert!(backlog.length.abs_diff(wanted) <= wanted / 10, "{per_s}/s: {}", backlog.length);
         }
     }
@@ -329,14 +364,36 @@ mod tests {
     #[test]
     fn a_rush_is_noticed_before_it_fills_the_queue() {
         let (mut backlog, now) = backlog();
-        rush(&mut backlog, now, 1_000, 2 * FIT_EVERY_MS);
-        assert!(backlog.length <= 200, "{}", backlog.length);
+        rush(&mut backlog, now, 1_000, BURST_LOOK_AFTER_MS + 2 * FIT_EVERY_MS);
+        assert!(backlog.length <= 500, "{}", backlog.length);
+    }
+
+    #[test]
+    fn a_crowd_that_comes_at_once_and_is_soon_served_waits_in_the_queue() {
+        let (mut backlog, now) = backlog();
+        // So many are served in 0.3 s, and nobody comes after them.
+        let now = rush(&mut backlog, now, 10_000, 300);
+        assert!(backlog.length >= 3_000, "{}", backlog.length);
+        // Half a minute later the next crowd is as welcome.
+        let now = now + Duration::from_secs(30);
+        while backlog.saw(false, now).is_some() {}
+        rush(&mut backlog, now, 10_000, 300);
+        assert!(backlog.length >= 3_000, "{}", backlog.length);
+    }
+
+    #[test]
+    fn a_rush_that_pauses_for_a_moment_is_the_same_rush() {
+        let (mut backlog, now) = backlog();
+        let now = rush(&mut backlog, now, 1_000, 2 * BURST_MAX_MS);
+        assert_eq!((backlog.saw(false, now), backlog.length), (None, BACKLOG_MIN));
+        rush(&mut backlog, now, 1_000, 200);
+        assert_eq!(backlog.length, BACKLOG_MIN);
     }
 
     #[test]
     fn a_pace_that_changes_is_followed() {
         let (mut backlog, now) = backlog();
-        let now = rush(&mut backlog, now, 20_000, 1_000);
+        let now = rush(&mut backlog, now, 20_000, 2 * BURST_MAX_MS);
         let now = rush(&mut backlog, now, 5_000, 1_000);
         assert!(backlog.length.abs_diff(500) <= 100, "{}", backlog.length);
         rush(&mut backlog, now, 20_000, 1_000);
@@ -356,7 +413,7 @@ mod tests {
     #[test]
     fn once_nobody_waits_the_queue_grows_back_step_by_step() {
         let (mut backlog, now) = backlog();
-        let mut now = rush(&mut backlog, now, 100, 1_000);
+        let mut now = rush(&mut backlog, now, 100, 2 * BURST_MAX_MS);
         assert_eq!(backlog.saw(false, now), None, "a pause of a moment is no end");
         let mut lengths = Vec::new();
         while backlog.is_short() {
@@ -391,8 +448,8 @@ mod tests {
         }
 
         /// Until no place is left, and for long enough after it that a door which does not wait would show.
-        async fn filled(thread: &mpsc::Sender<NewSocket>) {
-            while thread.capacity() > 0 {
+        async fn filled(thread: &Hallway) {
+            while thread.has_room() {
                 tokio::task::yield_now().await;
             }
             for _ in 0..1_000 {
@@ -414,9 +471,9 @@ mod tests {
     async fn who_finds_no_room_is_not_accepted_and_comes_later_in_his_turn() {
         let house = House::new();
         let (mut door, address) = house.door(Audience::Everybody).await;
-        let (thread, mut arrivals) = hallway();
-        let threads = [thread.clone()];
         let tasks = TaskTracker::new();
+        let (thread, mut arrivals) = Hallway::new(tasks.clone());
+        let threads = [thread.clone()];
         let visit = async {
             let people = crowd(address, 100).await;
             House::filled(&thread).await;
@@ -441,9 +498,9 @@ mod tests {
         let house = House::new();
         let (mut door, address) = house.door(Audience::Buyers).await;
         let (mut side_door, side_address) = house.door(Audience::Operators).await;
-        let (thread, mut arrivals) = hallway();
-        let threads = [thread.clone()];
         let tasks = TaskTracker::new();
+        let (thread, mut arrivals) = Hallway::new(tasks.clone());
+        let threads = [thread.clone()];
         let visit = async {
             let _buyers = crowd(address, 100).await;
             House::filled(&thread).await;
@@ -469,20 +526,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_thread_that_is_stuck_or_gone_keeps_nobody_from_the_others() {
-        let (stuck, _never_looks) = hallway();
-        let (gone, ended) = hallway();
+        let (stuck, _never_looks) = Hallway::new(TaskTracker::new());
+        let (gone, ended) = Hallway::new(TaskTracker::new());
         drop(ended);
-        let (well, mut arrivals) = hallway();
+        let tasks = TaskTracker::new();
+        let (well, mut arrivals) = Hallway::new(tasks.clone());
         let threads = [stuck.clone(), gone, well];
         let house = House::new();
         let (mut door, address) = house.door(Audience::Everybody).await;
-        let tasks = TaskTracker::new();
         let visit = async {
             let _people = crowd(address, 100).await;
             for _ in 0..100 - WAITING_PER_THREAD_MAX {
                 arrivals.next(&tasks).await;
             }
-            assert_eq!(stuck.capacity(), 0);
+            assert!(!stuck.has_room());
         };
         tokio::select! {
             () = door.accept(&threads) => panic!("the door closed"),
@@ -494,21 +551,47 @@ mod tests {
     async fn without_threads_the_door_closes() {
         let house = House::new();
         let (mut door, _) = house.door(Audience::Everybody).await;
-        let (thread, arrivals) = hallway();
+        let (thread, arrivals) = Hallway::new(TaskTracker::new());
         drop(arrivals);
         door.accept(&[thread]).await;
     }
 
     #[tokio::test]
+    async fn the_thread_with_the_fewest_connections_gets_the_next_one() {
+        let few = TaskTracker::new();
+        let many = TaskTracker::new();
+        let _open: Vec<_> = (0..10).map(|_| many.token()).collect();
+        let (busy, mut for_busy) = Hallway::new(many);
+        let (calm, mut for_calm) = Hallway::new(few);
+        let threads = [busy, calm];
+        for _ in 0..WAITING_PER_THREAD_MAX {
+            let room = room(&threads).await.unwrap();
+            let (stream, peer) = some_socket().await;
+            room.send(NewSocket { stream, peer, audience: Audience::Everybody });
+        }
+        let count =
+            |sockets: &mut mpsc::Receiver<NewSocket>| std::iter::from_fn(|| sockets.try_recv().ok()).count();
+        let taken = (count(&mut for_busy.sockets), count(&mut for_calm.sockets));
+        assert_eq!(taken, (3, 13), "both have thirteen now");
+    }
+
+    async fn some_socket() -> (std::net::TcpStream, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _person = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, peer) = listener.accept().await.unwrap();
+        (stream.into_std().unwrap(), peer)
+    }
+
+    #[tokio::test]
     async fn who_is_here_already_is_served_before_many_more_are_taken_on() {
-        let (send, mut arrivals) = hallway();
         let tasks = TaskTracker::new();
+        let (thread, mut arrivals) = Hallway::new(tasks.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let _people = crowd(listener.local_addr().unwrap(), WAITING_PER_THREAD_MAX).await;
         for _ in 0..WAITING_PER_THREAD_MAX {
             let (stream, peer) = listener.accept().await.unwrap();
             let stream = stream.into_std().unwrap();
-            send.try_send(NewSocket { stream, peer, audience: Audience::Everybody }).ok().unwrap();
+            thread.sockets.try_send(NewSocket { stream, peer, audience: Audience::Everybody }).ok().unwrap();
         }
         let served = Arc::new(AtomicUsize::new(0));
         for taken in 0..WAITING_PER_THREAD_MAX {

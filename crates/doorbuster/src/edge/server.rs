@@ -21,7 +21,7 @@ use tokio::task::AbortHandle;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use super::accept::{self, Arrivals, NewSocket};
+use super::accept::{self, Arrivals, Hallway, NewSocket};
 use super::answer::{self, Body};
 use super::buy;
 use super::buyer::EVENTS_PATH;
@@ -85,12 +85,13 @@ pub fn start(
     let mut threads = Vec::with_capacity(count);
     let mut workers = Vec::with_capacity(count);
     for number in 0..count {
-        let (send, arrivals) = accept::hallway();
+        let tasks = TaskTracker::new();
+        let (hallway, arrivals) = Hallway::new(tasks.clone());
         let shared = Arc::clone(&shared);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let run = move || runtime.block_on(serve(shared, arrivals));
+        let run = move || runtime.block_on(serve(shared, arrivals, tasks));
         threads.push(std::thread::Builder::new().name(format!("edge-{number}")).spawn(run)?);
-        workers.push(send);
+        workers.push(hallway);
     }
     let public = if operator.is_some() { Audience::Buyers } else { Audience::Everybody };
     accept::spawn(&shared, listener, public, workers.clone());
@@ -129,8 +130,7 @@ impl EdgeHandle {
 type Watched = Vec<(Arc<Watch>, AbortHandle)>;
 
 /// One edge thread: serves its sockets and watches them.
-async fn serve(shared: Arc<Shared>, mut arrivals: Arrivals) {
-    let tasks = TaskTracker::new();
+async fn serve(shared: Arc<Shared>, mut arrivals: Arrivals, tasks: TaskTracker) {
     tasks.spawn(Postman::employ());
     let local = Arc::new(Local(Arc::clone(&shared)));
     let mut watched = Watched::default();
