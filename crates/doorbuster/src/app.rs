@@ -262,7 +262,7 @@ pub async fn open(
     let ledger = SqliteLedger::open(&ledger_path, vfs, rand::random())?;
     let cursor = ledger.cursor().await?;
     let journal = Journal::open(&settings.data_dir.join(JOURNAL_FILE), vfs, ledger.incarnation(), cursor)?;
-    let replay = Replay { claims: journal.after(cursor)? };
+    let replay = Replay { claims: journal.left()? };
 
     let metrics = Arc::new(Metrics::new());
     let memory = Arc::new(MemoryGate::new(settings.queue.capacity, rand::random()));

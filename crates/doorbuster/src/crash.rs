@@ -11,11 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const VARIABLE: &str = "DOORBUSTER_CRASH_AT";
 
 /// The points from a claim to its order, in the order of the funnel.
-pub const POINTS: [&str; 10] = [
+pub const POINTS: [&str; 9] = [
     "journal.appending",
     "journal.committed",
     "journal.telling",
-    "journal.pruned",
     "clerk.recording",
     "ledger.committing",
     "clerk.recorded",

@@ -6,11 +6,12 @@ create table identity (
     incarnation blob not null
 );
 
--- One row per commit, with all claims of that commit: an append is one insert, whatever the batch.
--- Numbers are given by the writer and never used again, also after pruning.
+-- Claims by the page: every row is as long as a page holds, and is written over once the ledger has its claims. So a
+-- commit changes the pages of its own claims and no other. Numbers are given by the writer and never used again.
 create table entries (
-    last_seq integer primary key,
+    slot integer primary key,
     first_seq integer not null,
+    last_seq integer not null,
     claims blob not null,
     constraint entries_in_order check (first_seq > 0 and first_seq <= last_seq)
 );

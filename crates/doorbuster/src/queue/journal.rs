@@ -1,4 +1,4 @@
-//! The journal: an append-only table in a file of its own, with one writing thread.
+//! The journal: a table in a file of its own, with one writing thread.
 //!
 //! While one commit is on its way to the disk, the next batch gathers: the batch grows with the load, and an idle
 //! system commits at once. A buyer is answered after that commit. Nothing here knows HTTP, the ledger's tables or
@@ -10,15 +10,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use parking_lot::{Condvar, Mutex};
-use rusqlite::{Connection, OptionalExtension as _, params};
+use rusqlite::{Connection, params};
 use rusqlite_migration::{M, Migrations};
 use tokio::sync::{mpsc, oneshot};
 
-use super::claim::{self, Claim};
+use super::claim::{Claim, Entries};
 use super::copying::Log;
 use super::reply::{Answer, Reply, Round, question};
+use super::slots::{Slots, claims_after};
 use super::sqlite::{self, CommitFailure};
 use super::unrecorded::Unrecorded;
 use crate::clock::Clock;
@@ -27,12 +28,6 @@ use crate::gate::{Grant, MemoryGate, Outcome, Permit};
 use crate::telemetry::metrics::{Metrics, f64_of};
 
 const MIGRATIONS: &[&str] = &[include_str!("../../migrations/journal/0001_entries.sql")];
-
-/// How long an idle journal waits before it drops entries that the ledger has.
-const PRUNE_AFTER_IDLE: Duration = Duration::from_millis(200);
-
-/// Under load, entries are dropped once per so many commits: dropping is work too.
-const COMMITS_PER_PRUNE: u32 = 64;
 
 /// Pages of the log after which they are copied into the file (16 MiB of 4 KiB pages). Few of them differ, since
 /// recorded claims make room for new ones.
@@ -89,7 +84,7 @@ impl Misfit {
 pub struct Journal {
     connection: Connection,
     log: Log,
-    last_seq: u64,
+    slots: Slots,
     /// What the ledger has recorded, up to this number.
     cursor: u64,
 }
@@ -132,12 +127,12 @@ struct Gathering {
 }
 
 impl Inbox {
-    /// Moves up to `most` grants into `batch`, waiting a while for the first. `false` when there will be no more.
-    fn gather(&self, batch: &mut Vec<Waiting>, most: usize, patience: Duration) -> bool {
+    /// Moves up to `most` grants into `batch`, waiting for the first. `false` when there will be no more.
+    fn gather(&self, batch: &mut Vec<Waiting>, most: usize) -> bool {
         let mut gathering = self.gathering.lock();
-        if gathering.waiting.is_empty() && !gathering.stopped {
+        while gathering.waiting.is_empty() && !gathering.stopped {
             gathering.writer_waits = true;
-            self.bell.wait_for(&mut gathering, patience);
+            self.bell.wait(&mut gathering);
             gathering.writer_waits = false;
         }
         if gathering.waiting.len() <= most {
@@ -145,7 +140,7 @@ impl Inbox {
         } else {
             batch.extend(gathering.waiting.drain(..most));
         }
-        !(batch.is_empty() && gathering.stopped)
+        !batch.is_empty()
     }
 }
 
@@ -169,9 +164,8 @@ impl Journal {
         connection.execute("insert or ignore into identity values (1, ?1)", [incarnation.as_slice()])?;
         let found: Vec<u8> =
             connection.query_row("select incarnation from identity", [], |row| row.get(0))?;
-        let last: Option<i64> =
-            connection.query_row("select max(last_seq) from entries", [], |row| row.get(0))?;
-        let last_seq = u64::try_from(last.unwrap_or(0)).unwrap_or(0);
+        let slots = Slots::of(&connection)?;
+        let last_seq = slots.last_seq();
         match Misfit::between(&found, last_seq, incarnation, cursor) {
             Some(Misfit::Foreign) => bail!(
                 "{} belongs to another ledger. Put the files of one backup together, or start with an empty data folder.",
@@ -185,27 +179,12 @@ impl Journal {
             None => {}
         }
         let log = Log::of(&connection, path, vfs, COPY_PAGES)?;
-        Ok(Self { connection, log, last_seq, cursor })
+        Ok(Self { connection, log, slots, cursor })
     }
 
-    /// The claims after `cursor`, oldest first: answered, not yet recorded.
-    pub fn after(&self, cursor: u64) -> anyhow::Result<Vec<(u64, Arc<Claim>)>> {
-        let mut statement = self.connection.prepare(
-            "select first_seq, last_seq, claims from entries where last_seq > ?1 order by last_seq",
-        )?;
-        let mut rows = statement.query([i64::try_from(cursor)?])?;
-        let mut found = Vec::new();
-        while let Some(row) = rows.next()? {
-            let (first, last): (i64, i64) = (row.get(0)?, row.get(1)?);
-            let claims = claim::decode(row.get_ref(2)?.as_blob()?)?;
-            let numbers = u64::try_from(first)?..=u64::try_from(last)?;
-            ensure!(
-                numbers.clone().count() == claims.len(),
-                "journal entry {last} does not hold what it says"
-            );
-            found.extend(numbers.zip(claims).filter(|(seq, _)| *seq > cursor));
-        }
-        Ok(found)
+    /// The claims that the ledger has not recorded, oldest first: answered, and to be recorded before anything else.
+    pub fn left(&self) -> anyhow::Result<Vec<(u64, Arc<Claim>)>> {
+        claims_after(&self.connection, self.cursor)
     }
 
     /// Starts the writing thread. It ends with [`JournalHandle::stop`], when all that was handed in is answered.
@@ -215,12 +194,11 @@ impl Journal {
         let writer = Writer {
             connection: self.connection,
             log: self.log,
-            next_seq: self.last_seq + 1,
+            next_seq: self.slots.last_seq() + 1,
+            slots: self.slots,
             inbox: Arc::clone(&inbox),
             recorded: Arc::clone(&recorded),
-            pruned: 0,
-            commits_since_prune: 0,
-            bytes: Vec::new(),
+            entries: Entries::default(),
             parts: Running {
                 gate: parts.gate,
                 unrecorded: parts.unrecorded,
@@ -259,7 +237,7 @@ impl JournalHandle {
         self.inbox.bell.notify_one();
     }
 
-    /// The ledger has recorded everything up to `seq`: the journal may forget it.
+    /// The ledger has recorded everything up to `seq`: the journal may write over it.
     pub fn recorded_up_to(&self, seq: u64) {
         self.recorded.fetch_max(seq, Ordering::AcqRel);
     }
@@ -278,11 +256,10 @@ struct Writer {
     connection: Connection,
     log: Log,
     next_seq: u64,
+    slots: Slots,
     inbox: Arc<Inbox>,
     recorded: Arc<AtomicU64>,
-    pruned: u64,
-    commits_since_prune: u32,
-    bytes: Vec<u8>,
+    entries: Entries,
     parts: Running,
     failed: Option<oneshot::Sender<anyhow::Error>>,
 }
@@ -311,11 +288,7 @@ impl Writer {
     fn run(mut self) {
         let inbox = Arc::clone(&self.inbox);
         let mut batch = Vec::with_capacity(self.parts.batch);
-        while inbox.gather(&mut batch, self.parts.batch, PRUNE_AFTER_IDLE) {
-            if batch.is_empty() {
-                self.prune();
-                continue;
-            }
+        while inbox.gather(&mut batch, self.parts.batch) {
             let load = batch.len() >= LOAD_CLAIMS;
             self.write(&mut batch);
             self.log.after_commit(&self.connection);
@@ -366,35 +339,44 @@ impl Writer {
 
     /// One transaction with the whole batch. When it returns `Ok`, the batch survives a power cut.
     fn append(&mut self, batch: &[Waiting]) -> Result<u64, AppendError> {
-        use AppendError::NothingHappened;
-        let nothing = |error: rusqlite::Error| NothingHappened(error.into());
-        self.bytes.clear();
-        claim::encode(batch.iter().map(|waiting| &*waiting.claim), &mut self.bytes)
-            .map_err(|error| NothingHappened(error.into()))?;
-        let first_seq = self.next_seq;
-        let last_seq = first_seq + u64::try_from(batch.len()).unwrap_or(1).max(1) - 1;
-        let prune_to = self.prune_to();
+        let claims = batch.iter().map(|waiting| &*waiting.claim);
+        self.entries.fill(claims).map_err(|error| AppendError::NothingHappened(error.into()))?;
+        let (first_seq, recorded) = (self.next_seq, self.recorded.load(Ordering::Acquire));
+        let slots: Vec<i64> = self.entries.iter().map(|_| self.slots.take(recorded)).collect();
+        match self.write_entries(&slots) {
+            Ok(()) => {}
+            Err(AppendError::NothingHappened(error)) => {
+                slots.into_iter().for_each(|slot| self.slots.give_back(slot));
+                return Err(AppendError::NothingHappened(error));
+            }
+            Err(unknown) => return Err(unknown),
+        }
+        for (slot, (_, count)) in slots.into_iter().zip(self.entries.iter()) {
+            self.next_seq += u64::try_from(count).unwrap_or(0);
+            self.slots.wrote(slot, self.next_seq - 1);
+        }
+        Ok(first_seq)
+    }
+
+    fn write_entries(&mut self, slots: &[i64]) -> Result<(), AppendError> {
+        let nothing = |error: rusqlite::Error| AppendError::NothingHappened(error.into());
         let transaction = self.connection.transaction().map_err(nothing)?;
-        transaction
-            .prepare_cached("insert into entries (last_seq, first_seq, claims) values (?1, ?2, ?3)")
-            .and_then(|mut insert| insert.execute(params![signed(last_seq), signed(first_seq), self.bytes]))
-            .map_err(nothing)?;
-        if let Some(cursor) = prune_to {
-            drop_up_to(&transaction, cursor).map_err(nothing)?;
+        let mut next_seq = signed(self.next_seq);
+        for (slot, (bytes, count)) in slots.iter().zip(self.entries.iter()) {
+            let first_seq = next_seq;
+            next_seq += i64::try_from(count).unwrap_or(0);
+            transaction
+                .prepare_cached(
+                    "insert or replace into entries (slot, first_seq, last_seq, claims) values (?1, ?2, ?3, ?4)",
+                )
+                .and_then(|mut write| write.execute(params![slot, first_seq, next_seq - 1, bytes]))
+                .map_err(nothing)?;
         }
         crash::point("journal.appending");
         transaction.commit().map_err(|error| match sqlite::classify_commit(&error) {
-            CommitFailure::NothingHappened => NothingHappened(error.into()),
+            CommitFailure::NothingHappened => AppendError::NothingHappened(error.into()),
             CommitFailure::Unknown => AppendError::Unknown(error.into()),
-        })?;
-        self.next_seq = last_seq + 1;
-        self.commits_since_prune += 1;
-        if let Some(cursor) = prune_to {
-            self.pruned = cursor;
-            self.commits_since_prune = 0;
-            crash::point("journal.pruned");
-        }
-        Ok(first_seq)
+        })
     }
 
     fn hand_over(&self, batch: &mut Vec<Waiting>, first_seq: u64) {
@@ -432,48 +414,11 @@ impl Writer {
         }
         round.ring();
     }
-
-    fn prune_to(&self) -> Option<u64> {
-        let recorded = self.recorded.load(Ordering::Acquire);
-        (self.commits_since_prune >= COMMITS_PER_PRUNE && recorded > self.pruned).then_some(recorded)
-    }
-
-    fn prune(&mut self) {
-        let recorded = self.recorded.load(Ordering::Acquire);
-        if recorded <= self.pruned || self.failed.is_none() {
-            return;
-        }
-        match drop_up_to(&self.connection, recorded) {
-            Ok(()) => {
-                self.pruned = recorded;
-                self.commits_since_prune = 0;
-                crash::point("journal.pruned");
-            }
-            Err(error) if sqlite::classify_commit(&error) == CommitFailure::Unknown => {
-                self.fail(error.into())
-            }
-            // Nothing is lost: the ledger has these claims, and the next try is a moment away.
-            Err(error) => tracing::warn!(%error, "recorded claims could not be dropped from the journal"),
-        }
-    }
 }
 
 fn rest_when_behind(claims: u64) -> Duration {
     let beyond = u32::try_from(claims.saturating_sub(BEHIND_CLAIMS)).unwrap_or(u32::MAX);
     REST_UNDER_LOAD.saturating_add(REST_PER_CLAIM_BEHIND.saturating_mul(beyond)).min(REST_MAX)
-}
-
-/// Drops entries that the ledger has, except the last one: it tells where the journal ends.
-fn drop_up_to(connection: &Connection, cursor: u64) -> rusqlite::Result<()> {
-    let last: Option<i64> = connection
-        .prepare_cached("select max(last_seq) from entries")?
-        .query_row([], |row| row.get(0))
-        .optional()?
-        .flatten();
-    connection
-        .prepare_cached("delete from entries where last_seq <= ?1 and last_seq < ?2")?
-        .execute(params![signed(cursor), last.unwrap_or(0)])?;
-    Ok(())
 }
 
 fn signed(seq: u64) -> i64 {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
-use super::claim::{self, Claim};
+use super::claim::Claim;
+use super::slots::{Slots, claims_held};
 use super::sqlite;
 
 /// What is in a journal.
@@ -16,7 +17,7 @@ pub struct JournalLook {
     pub incarnation: Option<Vec<u8>>,
     /// Where it ends; 0 when it is empty.
     pub last_seq: u64,
-    /// The claims it still holds, by their numbers.
+    /// The claims it still holds, by their numbers; among them ones that the ledger has.
     pub claims: Vec<(u64, Arc<Claim>)>,
 }
 
@@ -31,15 +32,8 @@ impl JournalLook {
             let mut look = Self::default();
             let mut identity = connection.prepare("select incarnation from identity")?;
             look.incarnation = identity.query_map([], |row| row.get(0))?.next().transpose()?;
-            let mut entries =
-                connection.prepare("select first_seq, last_seq, claims from entries order by last_seq")?;
-            let mut rows = entries.query([])?;
-            while let Some(row) = rows.next()? {
-                let (first, last): (i64, i64) = (row.get(0)?, row.get(1)?);
-                let claims = claim::decode(row.get_ref(2)?.as_blob()?)?;
-                look.claims.extend((u64::try_from(first)?..=u64::try_from(last)?).zip(claims));
-                look.last_seq = look.last_seq.max(u64::try_from(last)?);
-            }
+            look.last_seq = Slots::of(&connection)?.last_seq();
+            look.claims = claims_held(&connection, 0)?;
             Ok(look)
         };
         read().map(Some).with_context(|| format!("cannot read {}", path.display()))

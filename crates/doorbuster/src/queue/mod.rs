@@ -10,6 +10,8 @@ pub mod look;
 
 pub mod reply;
 
+mod slots;
+
 pub mod sqlite;
 
 pub mod unrecorded;

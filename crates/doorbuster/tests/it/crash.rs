@@ -294,8 +294,6 @@ mod heavy {
                 "journal.telling" => chance.random_range(60..200),
                 // Once per cancel, and everybody of the crowd may wait for the answer to one.
                 "desk.cancelled" => chance.random_range(u64::from(CROWD) + 2..60),
-                // Once in many commits.
-                "journal.pruned" => chance.random_range(1..3),
                 _ => chance.random_range(8..30),
             };
             Self::Point(point, times)

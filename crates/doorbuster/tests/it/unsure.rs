@@ -121,3 +121,21 @@ async fn a_full_queue_is_busy_to_buyers_until_there_is_room_again() {
     let units = &app.stats(&sale).await["offers"][0];
     assert_eq!((&units["free"], &units["held"]), (&json!(1), &json!(2)), "{units}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_journal_stays_as_short_as_what_the_ledger_is_behind() {
+    const ORDERS: u32 = 200;
+    let app = TestApp::start().await;
+    let sale = app.open_sale(ORDERS).await;
+    for number in 0..ORDERS {
+        app.buyer(&format!("buyer {number}")).buy(sale.offer(), 1, 202).await;
+        app.settled().await;
+    }
+    let folder = app.stop().await;
+    let journal = rusqlite::Connection::open(folder.path().join("journal.db")).unwrap();
+    let (rows, last): (u32, u32) = journal
+        .query_row("select count(*), max(last_seq) from entries", [], |row| Ok((row.get(0)?, row.get(1)?)))
+        .unwrap();
+    assert_eq!(last, ORDERS);
+    assert!(rows <= 5, "each is written over one that the ledger has, but there are {rows}");
+}

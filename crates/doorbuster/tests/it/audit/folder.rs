@@ -7,7 +7,7 @@ use doorbuster::auditor::folder;
 use doorbuster::clock::Clock;
 use doorbuster::ledger::SqliteLedger;
 use doorbuster::ledger::money::{RefundAsked, RefundEnd};
-use doorbuster::queue::{Claim, claim::encode};
+use doorbuster::queue::{Claim, claim::Entries};
 use rules::audit::{Kind, Mending};
 use rules::id::{OfferId, OrderId};
 use rules::time::UnixMs;
@@ -105,8 +105,9 @@ fn add_claim(folder: &Path, offer: &str, quantity: u32) {
         pass_expires_at: UnixMs(1_800_000_300_000),
         revives: None,
     };
-    let mut bytes = Vec::new();
-    encode([claim].iter(), &mut bytes).unwrap();
+    let mut entries = Entries::default();
+    entries.fill([claim].iter()).unwrap();
+    let bytes: Vec<u8> = entries.iter().flat_map(|(bytes, _)| bytes.to_vec()).collect();
     let file = Connection::open(folder.join(JOURNAL)).unwrap();
     file.execute(
         "insert into entries (last_seq, first_seq, claims) select max(last_seq) + 1, max(last_seq) + 1, ?1 from entries",
