@@ -30,6 +30,9 @@ macro_rules! contract {
 /// Deadlines: who closes, when, and what comes back.
 mod deadlines;
 
+/// Batches over very many offers.
+mod many_offers;
+
 /// Payments and captured money.
 mod payments;
 
