@@ -48,7 +48,7 @@ pub struct Args {
 /// What can be measured by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Group {
-    /// Instructions of the hot path, by callgrind.
+    /// Instructions and allocations of the hot path, by callgrind.
     Instructions,
     /// Refusals and accepts: bare hyper, ours and the rivals in turn.
     Http,
@@ -56,6 +56,8 @@ enum Group {
     HalfLoad,
     /// Passes, fetched by a buyer each.
     Passes,
+    /// What simulated buyers cost beside the server that answers them.
+    Crowd,
     /// Ten times more buyers than the server can take, under a CPU quota.
     Overload,
     /// A normal load beside 10,000 slow sockets.
@@ -99,8 +101,8 @@ pub fn run(root: &Path, args: &Args) -> anyhow::Result<ExitCode> {
             instructions::record(root, &target)?;
         } else {
             counted = instructions::count(root, &target, instructions::Build::Release)?;
-            for count in &counted {
-                println!("instructions of {:<7} {:>8}", count.name, count.per_request);
+            for (name, count) in instructions::parts(&counted) {
+                println!("{name:<20} {count:>8}");
             }
         }
     }
@@ -162,7 +164,7 @@ impl Args {
         }
         if !counted.is_empty() {
             let counts: Vec<String> =
-                counted.iter().map(|count| format!("{}={}", count.name, count.per_request)).collect();
+                instructions::parts(counted).map(|(name, count)| format!("{name}={count}")).collect();
             words.extend(["--instructions".to_owned(), counts.join(",")]);
         }
         if let Some(kind) = &self.profile {

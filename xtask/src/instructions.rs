@@ -1,5 +1,5 @@
-//! Instructions per request of the hot path, counted by callgrind and held to a budget: what a busy machine cannot
-//! blur. Knows how to build and count; what the hot path is stands in `crates/doorbuster/benches/instructions`.
+//! Instructions and allocations per request of the hot path, counted by callgrind and held to a budget: what a busy machine
+//! cannot blur. Knows how to build and count; what the hot path is stands in `crates/doorbuster/benches/instructions`.
 //!
 //! The budget is for the program as the tests build it: our crates unoptimised, their dependencies optimised. That costs
 //! no build of its own, and a budget is only compared with itself. What users run is counted for the page in `docs/`.
@@ -23,6 +23,9 @@ const COUNTED: [(&str, u32); 3] = [("refuse", 500), ("accept", 500), (PASS, 500)
 const PASS: &str = "pass";
 /// The function whose inside is counted.
 const REGION: &str = "*counted_region*";
+/// The functions by which the allocator is asked for memory.
+const ALLOCATING: [&str; 5] =
+    ["_rjem_malloc", "_rjem_mallocx", "_rjem_calloc", "_rjem_realloc", "_rjem_rallocx"];
 
 /// How the program is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +36,26 @@ pub enum Build {
     Release,
 }
 
-/// Instructions of one request.
+/// What one request takes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Count {
     pub name: &'static str,
-    pub per_request: u64,
+    pub instructions: u64,
+    /// Rounded up: where there should be none, one in a thousand requests shows.
+    pub allocations: u64,
+}
+
+impl Count {
+    /// Each with the name it has in budgets and figures.
+    pub fn parts(&self) -> [(String, u64); 2] {
+        let Self { name, instructions, allocations } = self;
+        [(format!("instructions_{name}"), *instructions), (format!("allocations_{name}"), *allocations)]
+    }
+}
+
+/// Everything that was counted, by its name.
+pub fn parts(counted: &[Count]) -> impl Iterator<Item = (String, u64)> {
+    counted.iter().flat_map(Count::parts)
 }
 
 /// Counts everything anew.
@@ -61,19 +79,16 @@ pub fn count(root: &Path, target: &Path, build: Build) -> anyhow::Result<Vec<Cou
 }
 
 fn without_the_pass(mut counted: Vec<Count>) -> Vec<Count> {
-    let pass = counted.iter().find(|count| count.name == PASS).map_or(0, |count| count.per_request);
+    let pass = counted.iter().find(|count| count.name == PASS).map_or(0, |count| count.instructions);
     for count in counted.iter_mut().filter(|count| count.name != PASS) {
-        count.per_request = count.per_request.saturating_sub(pass);
+        count.instructions = count.instructions.saturating_sub(pass);
     }
     counted
 }
 
 /// The counts as the benchmark's JSON has them.
 pub fn json(counted: &[Count]) -> String {
-    let figures: Vec<String> = counted
-        .iter()
-        .map(|Count { name, per_request }| format!("\"instructions_{name}\":{per_request}"))
-        .collect();
+    let figures: Vec<String> = parts(counted).map(|(name, count)| format!("\"{name}\":{count}")).collect();
     format!("{{\"figures\":{{{}}},\"raw\":{{}}}}\n", figures.join(","))
 }
 
@@ -81,9 +96,9 @@ pub fn json(counted: &[Count]) -> String {
 pub fn check(root: &Path, target: &Path) -> anyhow::Result<()> {
     let counted = count(root, target, Build::Tests)?;
     let budget = budget(root)?;
-    for Count { name, per_request } in &counted {
-        let allowed = budget.get(*name).map_or("none".to_owned(), |allowed| allowed.to_string());
-        println!("instructions of {name:<7} {per_request:>8}   budget {allowed:>8}");
+    for (name, count) in parts(&counted) {
+        let allowed = budget.get(&name).map_or("none".to_owned(), |allowed| allowed.to_string());
+        println!("{name:<20} {count:>8}   budget {allowed:>8}");
     }
     let problems = judge(&counted, &budget);
     if problems.is_empty() { Ok(()) } else { bail!("{}", problems.join("\n")) }
@@ -93,12 +108,13 @@ pub fn check(root: &Path, target: &Path) -> anyhow::Result<()> {
 pub fn record(root: &Path, target: &Path) -> anyhow::Result<()> {
     let counted = count(root, target, Build::Tests)?;
     let mut text = String::from(
-        "# Instructions of one request, by callgrind: `cargo xtask bench --only instructions --record` writes this file.\n\
+        "# Instructions and allocations of one request, by callgrind: `cargo xtask bench --only instructions --record` writes\n\
+         # this file.\n\
          # `cargo xtask test` fails when a count is more than 15 % above its budget. See xtask/src/instructions.rs.\n",
     );
-    for Count { name, per_request } in &counted {
-        println!("instructions of {name:<7} {per_request:>8}");
-        text += &format!("{name} = {per_request}\n");
+    for (name, count) in parts(&counted) {
+        println!("{name:<20} {count:>8}");
+        text += &format!("{name} = {count}\n");
     }
     let path = root.join(BUDGET_FILE);
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
@@ -109,17 +125,18 @@ pub fn record(root: &Path, target: &Path) -> anyhow::Result<()> {
 /// A sentence for each count without a budget or too far above it.
 fn judge(counted: &[Count], budget: &toml::Table) -> Vec<String> {
     const AGAIN: &str = "If that is meant: cargo xtask bench --only instructions --record";
-    let judge_one = |Count { name, per_request }: &Count| {
-        let Some(allowed) = budget.get(*name).and_then(toml::Value::as_integer) else {
+    let judge_one = |(name, used): (String, u64)| {
+        let Some(allowed) = budget.get(&name).and_then(toml::Value::as_integer) else {
             return Some(format!("{name} has no budget in {BUDGET_FILE}. {AGAIN}"));
         };
-        let (allowed, used) = (whole(allowed.unsigned_abs()), whole(*per_request));
-        let percent = (used / allowed - 1.0) * 100.0;
-        (percent > TOLERANCE_PERCENT).then(|| {
-            format!("{name} takes {per_request} instructions, {percent:.0} % more than its budget of {allowed}. {AGAIN}")
+        let most = whole(allowed.unsigned_abs()) * (1.0 + TOLERANCE_PERCENT / 100.0);
+        (whole(used) > most).then(|| {
+            format!(
+                "{name} is {used}, more than {TOLERANCE_PERCENT:.0} % above its budget of {allowed}. {AGAIN}"
+            )
         })
     };
-    counted.iter().filter_map(judge_one).collect()
+    parts(counted).filter_map(judge_one).collect()
 }
 
 fn budget(root: &Path) -> anyhow::Result<toml::Table> {
@@ -165,7 +182,34 @@ fn count_one(program: &Path, out: &Path, name: &'static str, requests: u32) -> a
     let text = std::fs::read_to_string(out).with_context(|| format!("cannot read {}", out.display()))?;
     let total = total(&text).with_context(|| format!("{} has no total", out.display()))?;
     ensure!(total > u64::from(requests), "callgrind saw nothing of {name}: was {REGION} inlined?");
-    Ok(Count { name, per_request: total / u64::from(requests) })
+    let requests = u64::from(requests);
+    Ok(Count { name, instructions: total / requests, allocations: allocations(&text).div_ceil(requests) })
+}
+
+/// How often memory was asked for. Callgrind writes a function's name once, behind a number, and the number alone from
+/// then on; a line with the number of calls follows each function that was called.
+fn allocations(text: &str) -> u64 {
+    let mut allocating = std::collections::HashSet::new();
+    let (mut calls, mut called_allocates) = (0, false);
+    for line in text.lines() {
+        let Some((key, value)) = line.split_once('=') else { continue };
+        if let ("fn" | "cfn", Some((number, name))) = (key, value.split_once(") "))
+            && ALLOCATING.contains(&name)
+        {
+            allocating.insert(number.to_owned());
+        }
+        match key {
+            "cfn" => {
+                let number = value.split(')').next().unwrap_or_default();
+                called_allocates = allocating.contains(number);
+            }
+            "calls" if called_allocates => {
+                calls += value.split(' ').next().and_then(|count| count.parse::<u64>().ok()).unwrap_or(0);
+            }
+            _ => {}
+        }
+    }
+    calls
 }
 
 /// The sum that callgrind writes at the end of its file.
@@ -182,23 +226,33 @@ fn whole(count: u64) -> f64 {
 mod tests {
     use super::*;
 
-    fn judged(per_request: u64) -> Vec<String> {
-        let budget = "refuse = 10000".parse().unwrap();
-        judge(&[Count { name: "refuse", per_request }], &budget)
+    fn count(name: &'static str, instructions: u64) -> Count {
+        Count { name, instructions, allocations: 0 }
+    }
+
+    fn judged(instructions: u64, allocations: u64) -> Vec<String> {
+        let budget = "instructions_refuse = 10000\nallocations_refuse = 0".parse().unwrap();
+        judge(&[Count { name: "refuse", instructions, allocations }], &budget)
     }
 
     #[test]
     fn a_fifth_more_instructions_is_a_failure_and_a_tenth_is_not() {
-        assert_eq!(judged(9_000), Vec::<String>::new());
-        assert_eq!(judged(11_000), Vec::<String>::new());
-        let problems = judged(12_000);
+        assert_eq!(judged(9_000, 0), Vec::<String>::new());
+        assert_eq!(judged(11_000, 0), Vec::<String>::new());
+        let problems = judged(12_000, 0);
         assert_eq!(problems.len(), 1);
-        assert!(problems[0].contains("20 % more than its budget of 10000"), "{problems:?}");
+        assert!(problems[0].contains("12000, more than 15 % above its budget of 10000"), "{problems:?}");
+    }
+
+    #[test]
+    fn one_allocation_is_a_failure_where_there_was_none() {
+        let problems = judged(10_000, 1);
+        assert_eq!(problems.len(), 1);
+        assert!(problems[0].starts_with("allocations_refuse is 1,"), "{problems:?}");
     }
 
     #[test]
     fn the_pass_is_counted_once() {
-        let count = |name, per_request| Count { name, per_request };
         let counted =
             without_the_pass(vec![count("refuse", 16_000), count("accept", 18_000), count(PASS, 9_000)]);
         assert_eq!(counted, [count("refuse", 7_000), count("accept", 9_000), count(PASS, 9_000)]);
@@ -206,17 +260,25 @@ mod tests {
 
     #[test]
     fn counts_are_figures_for_machines() {
-        let counted = [Count { name: "refuse", per_request: 7 }, Count { name: "pass", per_request: 9 }];
         assert_eq!(
-            json(&counted),
-            "{\"figures\":{\"instructions_refuse\":7,\"instructions_pass\":9},\"raw\":{}}\n"
+            json(&[count("refuse", 7)]),
+            "{\"figures\":{\"instructions_refuse\":7,\"allocations_refuse\":0},\"raw\":{}}\n"
         );
     }
 
     #[test]
     fn what_has_no_budget_fails() {
-        let problems = judge(&[Count { name: "pass", per_request: 1 }], &toml::Table::new());
-        assert!(problems[0].contains("no budget"), "{problems:?}");
+        let problems = judge(&[count("pass", 1)], &toml::Table::new());
+        assert!(problems[0].contains("no budget") && problems.len() == 2, "{problems:?}");
+    }
+
+    #[test]
+    fn allocations_are_found_in_what_callgrind_writes() {
+        let text = "fn=(1) counted_region\n5 10\ncfn=(2) _rjem_malloc\ncalls=3 0\n5 30\ncfn=(3) other\ncalls=9 0\n5 9\n\
+                    \nfn=(4) grows\ncfn=(2)\ncalls=2 7\n1 1\ncfn=(5) _rjem_realloc\ncalls=1 0\n1 1\n\
+                    \nfn=(2)\n1 1\ncfn=(6) _rjem_je_malloc_default\ncalls=5 0\n1 1\n";
+        assert_eq!(allocations(text), 6);
+        assert_eq!(allocations("fn=(1) counted_region\n5 10\n"), 0);
     }
 
     #[test]
@@ -230,10 +292,10 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let budget = budget(root).unwrap();
         for (name, _) in COUNTED {
-            assert!(
-                budget.get(name).and_then(toml::Value::as_integer).is_some_and(|count| count > 0),
-                "{name}"
-            );
+            for (part, _) in count(name, 0).parts() {
+                assert!(budget.get(&part).and_then(toml::Value::as_integer).is_some(), "{part}");
+            }
         }
+        assert_eq!(budget["allocations_refuse"].as_integer(), Some(0), "a refusal allocates nothing");
     }
 }

@@ -5,7 +5,9 @@
 //! Why a connection each: a generator on kept connections can only send as fast as it is answered, and then an
 //! overload never arrives. This is also how a crowd comes: not on 128 warm connections.
 
+use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,8 +17,9 @@ use stampede::blast::{Passes, RequestSource};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpSocket;
 
-/// So many can wait at once from one loopback address before its ports run short; more come from several.
-const WAITING_PER_SOURCE: usize = 20_000;
+/// Everybody comes from a port that we choose. Left to the kernel, with very many there at once, it looks through
+/// thousands of taken ports for a free one, and that would be most of what an arrival costs.
+const PORTS: Range<u16> = 16_384..65_535;
 /// An arrival that begins later than this after it was due was not offered in time and does not count as achieved.
 const LATE: Duration = Duration::from_millis(250);
 /// How long the generator sleeps between looks at who is due.
@@ -99,6 +102,10 @@ impl Tally {
         self.achieved as f64 / self.offered.max(1) as f64
     }
 
+    pub fn gave_up_share(&self) -> f64 {
+        self.gave_up as f64 / self.offered.max(1) as f64
+    }
+
     pub fn p99_ms(&self) -> f64 {
         self.accepted_us.value_at_quantile(0.99) as f64 / 1_000.0
     }
@@ -143,8 +150,8 @@ struct Desk {
     began: Instant,
     tally: Mutex<Tally>,
     waiting: AtomicUsize,
-    visits: AtomicUsize,
-    sources: usize,
+    /// Where the next ones come from. Who is gone gives his place back, behind all others.
+    sources: Mutex<VecDeque<SocketAddr>>,
     dry: AtomicBool,
 }
 
@@ -165,6 +172,14 @@ impl Arrivals {
         Ok(whole)
     }
 
+    /// How many are there at once, at most.
+    const fn at_once(&self) -> usize {
+        match self.coming {
+            Coming::Closed { people } => people,
+            Coming::Open { waiting_max, .. } => waiting_max,
+        }
+    }
+
     fn run_thread(&self, number: usize, began: Instant, passes: Passes) -> anyhow::Result<Tally> {
         let desk = Arc::new(Desk {
             addr: self.addr,
@@ -173,12 +188,7 @@ impl Arrivals {
             began,
             tally: Mutex::new(Tally::new(self.run, began)),
             waiting: AtomicUsize::new(0),
-            visits: AtomicUsize::new(number),
-            sources: match self.coming {
-                Coming::Closed { people } => people,
-                Coming::Open { waiting_max, .. } => waiting_max,
-            }
-            .div_ceil(WAITING_PER_SOURCE),
+            sources: Mutex::new(sources(number, self.at_once())),
             dry: AtomicBool::new(false),
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -257,16 +267,15 @@ async fn open(desk: &Arc<Desk>, per_s: f64, waiting_max: usize, mut passes: Pass
 impl Desk {
     async fn visit(&self, request: &[u8], due: Instant) {
         let late = due.elapsed();
-        let source = match self.sources {
-            0 | 1 => None,
-            sources => Some(self.visits.fetch_add(1, Ordering::Relaxed) % sources),
-        };
+        let source = self.sources.lock().expect("no visit panicked").pop_front();
+        let source = source.expect("as many places as may be there at once");
         let limit = tokio::time::Instant::from_std(due + self.patience);
         let end = match tokio::time::timeout_at(limit, ask(self.addr, source, request)).await {
             Ok(Ok(status)) => End::Status(status),
             Ok(Err(_)) => End::Broken,
             Err(_) => End::GaveUp,
         };
+        self.sources.lock().expect("no visit panicked").push_back(source);
         let latency = due.elapsed();
         let in_run = self.began.elapsed() <= self.run;
         let mut tally = self.tally.lock().expect("no visit panicked");
@@ -288,6 +297,16 @@ impl Desk {
     }
 }
 
+/// Places on loopback for so many at once, of one thread: on addresses where nobody else is.
+fn sources(thread: usize, at_once: usize) -> VecDeque<SocketAddr> {
+    let network = u8::try_from(thread + 1).expect("few threads");
+    let hosts = (1..=u8::MAX).map(|host| Ipv4Addr::new(127, 1, network, host));
+    hosts
+        .flat_map(|host| PORTS.map(move |port| SocketAddr::from((host, port))))
+        .take(at_once.max(1))
+        .collect()
+}
+
 fn this_thread_us() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let ns: Option<f64> = text.split_whitespace().next().and_then(|ns| ns.parse().ok());
@@ -299,14 +318,11 @@ fn micros(duration: Duration) -> u64 {
 }
 
 /// One buyer: connects, asks, reads the answer to its end, hangs up at once.
-async fn ask(addr: SocketAddr, source: Option<usize>, request: &[u8]) -> std::io::Result<u16> {
+async fn ask(addr: SocketAddr, source: SocketAddr, request: &[u8]) -> std::io::Result<u16> {
     let socket = TcpSocket::new_v4()?;
     // Nothing of ours waits in the kernel after the end: a minute of that would use up all ports.
     socket.set_zero_linger()?;
-    if let Some(source) = source {
-        let host = u8::try_from(source + 2).unwrap_or(2);
-        socket.bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, host), 0)))?;
-    }
+    socket.bind(source)?;
     let mut stream = socket.connect(addr).await?;
     stream.write_all(request).await?;
     let mut buffer = [0; 2_048];

@@ -379,6 +379,14 @@ fn figures(report: &mut Report, series: &Series) {
         at_least(1.8, 2.5),
     );
     compare(
+        "accept_scattered_vs_nginx_redis",
+        "accept_scattered",
+        "nginx_redis_accept",
+        rate,
+        "the same with names that no index can lean on",
+        info,
+    );
+    compare(
         "refuse_vs_nginx_redis",
         "refuse",
         "nginx_redis_refuse",

@@ -35,6 +35,9 @@ mod http;
 /// The right to try.
 mod passes;
 
+/// Simulated buyers, and what they cost.
+mod crowd;
+
 /// Buyers on connections of their own.
 mod arrivals;
 
@@ -117,7 +120,7 @@ struct Args {
     /// Writes docs/performance.md below this folder.
     #[arg(long)]
     write_docs: Option<PathBuf>,
-    /// Instructions per request that were counted before, as name=count.
+    /// What of a request was counted before, as name=count.
     #[arg(long, value_delimiter = ',')]
     instructions: Vec<String>,
     /// Measures nothing against anything: loads the server with one kind of request for ten seconds and says which
@@ -152,6 +155,8 @@ enum Group {
     HalfLoad,
     /// Passes fetched.
     Passes,
+    /// What simulated buyers cost beside the server.
+    Crowd,
     /// Ten times more buyers than the server can take.
     Overload,
     /// 10,000 slow sockets.
@@ -249,7 +254,7 @@ fn main() -> anyhow::Result<()> {
     if let Some(root) = &args.write_docs {
         document::write(&report, root)?;
     }
-    Ok(())
+    if args.only.is_empty() { report.check_names() } else { Ok(()) }
 }
 
 fn measure(plan: &Plan, report: &mut report::Report, only: &[Group]) -> anyhow::Result<()> {
@@ -259,6 +264,9 @@ fn measure(plan: &Plan, report: &mut report::Report, only: &[Group]) -> anyhow::
     }
     if wanted(Group::Passes) {
         passes::measure(plan, report)?;
+    }
+    if wanted(Group::Crowd) {
+        crowd::measure(plan, report)?;
     }
     if wanted(Group::Overload) {
         overload::measure(plan, report)?;
@@ -296,22 +304,24 @@ fn measure(plan: &Plan, report: &mut report::Report, only: &[Group]) -> anyhow::
     Ok(())
 }
 
-/// Instruction counts come from a tool of their own; here they only join the table.
+/// Instructions and allocations are counted by a tool of their own; here they only join the table.
 fn counted_before(report: &mut report::Report, counts: &[String]) -> anyhow::Result<()> {
-    const KNOWN: [(&str, &str, &str); 3] = [
+    const KNOWN: [(&str, &str); 6] = [
+        ("instructions_refuse", "instructions per refusal, from request to answer, without the pass"),
+        ("allocations_refuse", "how often a refusal asks for memory"),
         (
-            "refuse",
-            "instructions_refuse",
-            "instructions per refusal, from request to answer, without the pass",
+            "instructions_accept",
+            "instructions per accept, up to the hand-over to the journal, without the pass",
         ),
-        ("accept", "instructions_accept", "the same per accept, up to the hand-over to the journal"),
-        ("pass", "instructions_pass", "instructions to check a pass, by valgrind's SHA-256"),
+        ("allocations_accept", "how often an accept asks for memory up to there"),
+        ("instructions_pass", "instructions to check a pass, by valgrind's SHA-256"),
+        ("allocations_pass", "how often the check of a pass asks for memory"),
     ];
     for count in counts {
         let (name, count) =
             count.split_once('=').ok_or_else(|| anyhow::anyhow!("{count}: not name=count"))?;
-        let known = KNOWN.iter().find(|(known, _, _)| *known == name);
-        let (_, figure, what) =
+        let known = KNOWN.iter().find(|(known, _)| *known == name);
+        let (figure, what) =
             known.ok_or_else(|| anyhow::anyhow!("{name}: nothing of that name is counted"))?;
         report.figure(figure, count.parse()?, "", what, Goal::Information);
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use rules::id::OfferId;
+use rules::id::{OfferId, SaleId};
 use serde_json::{Value, json};
 
 use crate::processes::{self, Owned};
@@ -34,7 +34,7 @@ pub struct Product {
 }
 
 pub struct Sale {
-    id: String,
+    pub id: SaleId,
     pub offers: Vec<OfferId>,
 }
 
@@ -121,7 +121,7 @@ impl Product {
         self.operate("POST", &format!("/admin/v1/sales/{id}/publish"), Some(&json!({})))?;
         let offers = sale["offers"].as_array().context("no offers")?;
         let offers = offers.iter().map(|offer| offer["id"].as_str().unwrap().parse().unwrap()).collect();
-        Ok(Sale { id, offers })
+        Ok(Sale { id: id.parse()?, offers })
     }
 
     /// Waits until everything accepted is in the ledger; says how long that took.

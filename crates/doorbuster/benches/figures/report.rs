@@ -3,10 +3,28 @@
 use std::path::Path;
 use std::time::Instant;
 
+use anyhow::ensure;
 use serde_json::{Map, Value, json};
 
 use crate::Plan;
 use crate::disk;
+
+/// Figures that others look up in the JSON by these names: a run of everything has each of them, or says why not.
+/// Deployments that do not exist yet have names there, too: those of PostgreSQL, MySQL and Redis.
+const PROMISED: [&str; 12] = [
+    "refuse_vs_hyper",
+    "refuse_cpu_vs_hyper",
+    "accept_vs_hyper",
+    "accept_vs_nginx_redis",
+    "refuse_vs_nginx_redis",
+    "refuse_vs_nginx_local_flag",
+    "accept_cpu_vs_nginx_redis",
+    "accept_p99_ms_half_load",
+    "goodput_at_10x",
+    "goodput_slowloris",
+    "gate_bytes_per_claim",
+    "start_1m_orders_s",
+];
 
 /// What a figure must reach and what it aims at.
 #[derive(Clone, Copy, Debug)]
@@ -190,6 +208,18 @@ impl Report {
         for (name, why) in &self.absent {
             println!("{name:<28} no figure: {why}");
         }
+    }
+
+    /// After a run of everything: whoever compares it with another finds what was promised.
+    pub fn check_names(&self) -> anyhow::Result<()> {
+        let figures = self.figures.iter().map(|figure| figure.name);
+        let said: Vec<&str> = figures.chain(self.absent.iter().map(|(name, _)| name.as_str())).collect();
+        let missing: Vec<_> = PROMISED.iter().filter(|name| !said.contains(name)).collect();
+        ensure!(
+            missing.is_empty(),
+            "figures that were promised are neither there nor said to be absent: {missing:?}"
+        );
+        Ok(())
     }
 
     /// `{"figures": {name: number}, "raw": …}`.

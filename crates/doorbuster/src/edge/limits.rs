@@ -289,6 +289,22 @@ impl InFlight {
         self.pool(class).take()
     }
 
+    /// Whether [`Self::enter`] would let one in now, without taking the place: for whoever will most likely be answered
+    /// before anybody could notice. The count is where all threads meet, and only to look at it costs next to nothing.
+    #[inline]
+    pub fn has_room(&self, class: Class) -> bool {
+        let pool = self.pool(class);
+        pool.used.load(Ordering::Relaxed) < pool.limit
+    }
+
+    /// Takes a place that [`Self::has_room`] showed. Others may have seen the same one: the limit can be exceeded by
+    /// one for each thread that looked in the same instant, and by no more.
+    pub fn enter_seen(&self, class: Class) -> Permit {
+        let used = &self.pool(class).used;
+        used.fetch_add(1, Ordering::AcqRel);
+        Permit(Arc::clone(used))
+    }
+
     pub fn used(&self, class: Class) -> usize {
         self.pool(class).used.load(Ordering::Relaxed)
     }
@@ -553,6 +569,26 @@ mod tests {
         std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(crowd))));
         assert!(most.load(Ordering::Relaxed) <= 3);
         assert_eq!(in_flight.used(Class::Buyer), 0);
+    }
+
+    #[test]
+    fn places_that_were_seen_exceed_the_limit_by_one_for_each_thread_at_most() {
+        const THREADS: usize = 4;
+        let in_flight = InFlight::new(3, 0, 0);
+        let most = AtomicUsize::new(0);
+        let crowd = || {
+            for _ in 0..20_000 {
+                if in_flight.has_room(Class::Buyer) {
+                    let _permit = in_flight.enter_seen(Class::Buyer);
+                    most.fetch_max(in_flight.used(Class::Buyer), Ordering::Relaxed);
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(crowd))));
+        assert!((1..=3 + THREADS - 1).contains(&most.load(Ordering::Relaxed)), "{most:?}");
+        assert_eq!(in_flight.used(Class::Buyer), 0);
+        let _full: Vec<_> = (0..3).map(|_| in_flight.enter_seen(Class::Buyer)).collect();
+        assert!(!in_flight.has_room(Class::Buyer));
     }
 
     #[test]

@@ -143,25 +143,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Shortcut<S> {
         if self.draining.load(Ordering::Relaxed) || body.len() > self.app.settings.limits.body_bytes {
             return Ok(false);
         }
-        let Ok(permit) = self.app.in_flight.enter(Class::Buyer) else {
+        if !self.app.in_flight.has_room(Class::Buyer) {
             self.app.metrics.shed.inc(Shed::InFlight);
             self.say(context, Said::Prepared(&buy::BUSY))?;
             return Ok(true);
-        };
+        }
         let begun = if self.traced {
             begin_traced(&self.app, offer, body)
         } else {
             buy::begin_plain(&self.app, offer, body)
         };
         let Some(begun) = begun else { return Ok(false) };
+        // Only who waits for something is under way; the others have their answer before the next one is read.
         match begun {
             Begun::Answer(said) => self.say(context, said)?,
             Begun::Committing { reply, claim, json, patience: _ } => {
                 self.watch.set(Doing::Working);
+                let permit = self.app.in_flight.enter_seen(Class::Buyer);
                 self.doing = Answering::Committing(Committing { reply, claim, json, permit });
             }
             Begun::Later(later, why) => {
                 let app = Arc::clone(&self.app);
+                let permit = app.in_flight.enter_seen(Class::Buyer);
                 self.later(async move { later.answer(&app, why, Some(permit)).await });
             }
         }

@@ -8,8 +8,6 @@ const http = require('node:http');
 const [, , port, workers, socket, script, acceptFiller, refuseFiller] = process.argv;
 
 if (cluster.isPrimary) {
-  // The kernel hands out connections; the primary takes no part in it.
-  cluster.schedulingPolicy = cluster.SCHED_NONE;
   for (let n = 0; n < Number(workers); n += 1) cluster.fork();
   process.on('SIGTERM', () => {
     for (const worker of Object.values(cluster.workers)) worker.kill('SIGKILL');
