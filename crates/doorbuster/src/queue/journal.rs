@@ -14,16 +14,17 @@ use anyhow::{Context as _, bail};
 use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, params};
 use rusqlite_migration::{M, Migrations};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::claim::{Claim, Entries};
 use super::copying::Log;
 use super::reply::{Answer, Reply, Round, question};
 use super::slots::{Slots, claims_after};
-use super::sqlite::{self, CommitFailure};
+use super::sqlite::{self, CommitFailure, Disk};
 use super::unrecorded::Unrecorded;
 use crate::clock::Clock;
 use crate::crash;
+use crate::failure::{Failure, Reports};
 use crate::gate::{Grant, MemoryGate, Outcome, Permit};
 use crate::telemetry::metrics::{Metrics, f64_of};
 
@@ -87,6 +88,7 @@ pub struct Journal {
     slots: Slots,
     /// What the ledger has recorded, up to this number.
     cursor: u64,
+    reports: Reports,
 }
 
 /// What the journal's thread needs besides its file.
@@ -100,8 +102,8 @@ pub struct JournalParts {
     pub clerk: mpsc::Sender<Vec<Journaled>>,
     /// Most claims in one commit.
     pub batch: usize,
-    /// Told once, when the disk can no longer be trusted.
-    pub failed: oneshot::Sender<anyhow::Error>,
+    /// Told when the disk can no longer be trusted.
+    pub failure: Arc<Failure>,
 }
 
 /// The way into the journal.
@@ -155,8 +157,13 @@ impl Journal {
     /// Opens or makes the journal of the ledger with this incarnation, whose clerk has recorded everything up to
     /// `cursor`. A journal of another ledger, or one that ends before the cursor, is refused: one of the two files
     /// was replaced, and going on would lose or repeat orders.
-    pub fn open(path: &Path, vfs: Option<&str>, incarnation: &[u8; 16], cursor: u64) -> anyhow::Result<Self> {
-        let mut connection = sqlite::open_writer(path, vfs)?;
+    pub fn open(
+        path: &Path,
+        disk: Option<&Arc<dyn Disk>>,
+        incarnation: &[u8; 16],
+        cursor: u64,
+    ) -> anyhow::Result<Self> {
+        let mut connection = sqlite::open_writer(path, disk.map(|disk| &**disk))?;
         let migrations = Migrations::new(MIGRATIONS.iter().copied().map(M::up).collect());
         migrations
             .to_latest(&mut connection)
@@ -178,8 +185,9 @@ impl Journal {
             ),
             None => {}
         }
-        let log = Log::of(&connection, path, vfs, COPY_PAGES)?;
-        Ok(Self { connection, log, slots, cursor })
+        let reports = Reports::default();
+        let log = Log::of(&connection, path, disk, COPY_PAGES, reports.clone())?;
+        Ok(Self { connection, log, slots, cursor, reports })
     }
 
     /// The claims that the ledger has not recorded, oldest first: answered, and to be recorded before anything else.
@@ -189,6 +197,7 @@ impl Journal {
 
     /// Starts the writing thread. It ends with [`JournalHandle::stop`], when all that was handed in is answered.
     pub fn start(self, parts: JournalParts) -> anyhow::Result<(JournalHandle, JoinHandle<()>)> {
+        self.reports.go_to(parts.failure);
         let inbox = Arc::new(Inbox::default());
         let recorded = Arc::new(AtomicU64::new(self.cursor));
         let writer = Writer {
@@ -207,7 +216,8 @@ impl Journal {
                 clerk: parts.clerk,
                 batch: parts.batch,
             },
-            failed: Some(parts.failed),
+            reports: self.reports,
+            is_trusted: true,
         };
         let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run())?;
         Ok((JournalHandle { inbox, recorded }, thread))
@@ -261,7 +271,9 @@ struct Writer {
     recorded: Arc<AtomicU64>,
     entries: Entries,
     parts: Running,
-    failed: Option<oneshot::Sender<anyhow::Error>>,
+    reports: Reports,
+    /// Whether the end of every commit is known.
+    is_trusted: bool,
 }
 
 /// How a batch failed.
@@ -304,7 +316,7 @@ impl Writer {
     }
 
     fn write(&mut self, batch: &mut Vec<Waiting>) {
-        if self.failed.is_none() {
+        if !self.is_trusted {
             // The file can no longer be trusted; what was not tried certainly did not happen.
             return self.give_back(batch);
         }
@@ -332,9 +344,8 @@ impl Writer {
     /// After a failed sync the kernel may hold pages for clean that never reached the disk: only a new start, which
     /// reads the file again, knows what is there.
     fn fail(&mut self, error: anyhow::Error) {
-        if let Some(failed) = self.failed.take() {
-            let _ = failed.send(error.context("the journal's disk can no longer be trusted"));
-        }
+        self.is_trusted = false;
+        self.reports.send(error.context("the journal's disk can no longer be trusted"));
     }
 
     /// One transaction with the whole batch. When it returns `Ok`, the batch survives a power cut.
