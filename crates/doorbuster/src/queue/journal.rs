@@ -6,7 +6,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -111,6 +111,7 @@ pub struct JournalParts {
 pub struct JournalHandle {
     inbox: Arc<Inbox>,
     recorded: Arc<AtomicU64>,
+    is_writable: Arc<AtomicBool>,
 }
 
 /// Where the next batch gathers while one is on its way to the disk. Bounded by the queue's room: every grant in here
@@ -124,15 +125,18 @@ struct Inbox {
 #[derive(Debug, Default)]
 struct Gathering {
     waiting: Vec<Waiting>,
+    /// Somebody wants to know whether there is space again.
+    wants_probe: bool,
     writer_waits: bool,
     stopped: bool,
 }
 
 impl Inbox {
-    /// Moves up to `most` grants into `batch`, waiting for the first. `false` when there will be no more.
+    /// Moves up to `most` grants into `batch`, waiting for the first, or for somebody who wants a probe: then there may be
+    /// none. `false` when there will be no more.
     fn gather(&self, batch: &mut Vec<Waiting>, most: usize) -> bool {
         let mut gathering = self.gathering.lock();
-        while gathering.waiting.is_empty() && !gathering.stopped {
+        while gathering.waiting.is_empty() && !gathering.wants_probe && !gathering.stopped {
             gathering.writer_waits = true;
             self.bell.wait(&mut gathering);
             gathering.writer_waits = false;
@@ -142,7 +146,8 @@ impl Inbox {
         } else {
             batch.extend(gathering.waiting.drain(..most));
         }
-        !batch.is_empty()
+        let wants_probe = std::mem::take(&mut gathering.wants_probe);
+        !batch.is_empty() || (wants_probe && !gathering.stopped)
     }
 }
 
@@ -200,6 +205,7 @@ impl Journal {
         self.reports.go_to(parts.failure);
         let inbox = Arc::new(Inbox::default());
         let recorded = Arc::new(AtomicU64::new(self.cursor));
+        let is_writable = Arc::new(AtomicBool::new(true));
         let writer = Writer {
             connection: self.connection,
             log: self.log,
@@ -207,6 +213,7 @@ impl Journal {
             slots: self.slots,
             inbox: Arc::clone(&inbox),
             recorded: Arc::clone(&recorded),
+            is_writable: Arc::clone(&is_writable),
             entries: Entries::default(),
             parts: Running {
                 gate: parts.gate,
@@ -220,7 +227,7 @@ impl Journal {
             is_trusted: true,
         };
         let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run())?;
-        Ok((JournalHandle { inbox, recorded }, thread))
+        Ok((JournalHandle { inbox, recorded, is_writable }, thread))
     }
 }
 
@@ -239,6 +246,18 @@ impl JournalHandle {
             self.inbox.bell.notify_one();
         }
         Ok(reply)
+    }
+
+    /// Whether the last commit found space on the disk. If not, asking has it tried again, so that who asks now and then
+    /// hears of new space also while nobody buys.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        let is_writable = self.is_writable.load(Ordering::Acquire);
+        if !is_writable {
+            self.inbox.gathering.lock().wants_probe = true;
+            self.inbox.bell.notify_one();
+        }
+        is_writable
     }
 
     /// Ends the thread once everything handed in so far is answered. Later grants are given back.
@@ -269,6 +288,7 @@ struct Writer {
     slots: Slots,
     inbox: Arc<Inbox>,
     recorded: Arc<AtomicU64>,
+    is_writable: Arc<AtomicBool>,
     entries: Entries,
     parts: Running,
     reports: Reports,
@@ -302,7 +322,11 @@ impl Writer {
         let mut batch = Vec::with_capacity(self.parts.batch);
         while inbox.gather(&mut batch, self.parts.batch) {
             let load = batch.len() >= LOAD_CLAIMS;
-            self.write(&mut batch);
+            if batch.is_empty() {
+                self.probe();
+            } else {
+                self.write(&mut batch);
+            }
             self.log.after_commit(&self.connection);
             if load {
                 std::thread::sleep(self.rest());
@@ -324,6 +348,7 @@ impl Writer {
         let span = tracing::debug_span!("journal_commit", claims = batch.len());
         match span.in_scope(|| self.append(batch)) {
             Ok(first_seq) => {
+                self.is_writable.store(true, Ordering::Release);
                 self.parts.metrics.journal_batch_claims.observe(f64_of(batch.len()));
                 self.parts.metrics.journal_commit_seconds.observe(began.elapsed().as_secs_f64());
                 self.hand_over(batch, first_seq);
@@ -331,6 +356,7 @@ impl Writer {
             Err(AppendError::NothingHappened(error)) => {
                 tracing::warn!(%error, claims = batch.len(), "the journal could not be written; buyers are told to try again");
                 self.parts.metrics.journal_roll_backs.inc();
+                self.is_writable.store(false, Ordering::Release);
                 self.give_back(batch);
             }
             Err(AppendError::Unknown(error)) => {
@@ -338,6 +364,25 @@ impl Writer {
                 self.leave_unsure(batch);
                 self.fail(error);
             }
+        }
+    }
+
+    /// A commit that changes nothing and is written all the same: SQLite leaves a row alone that is as it was, but not
+    /// this number.
+    fn probe(&mut self) {
+        if !self.is_trusted {
+            return;
+        }
+        let written = self.connection.pragma_update(None, "application_id", 0);
+        match written.map_err(|error| (sqlite::classify_commit(&error), error)) {
+            Ok(()) => {
+                tracing::info!("the journal can be written again");
+                self.is_writable.store(true, Ordering::Release);
+            }
+            Err((CommitFailure::NothingHappened, error)) => {
+                tracing::debug!(%error, "the journal still cannot be written");
+            }
+            Err((CommitFailure::Unknown, error)) => self.fail(error.into()),
         }
     }
 
