@@ -18,10 +18,11 @@ use rules::wire::{Code, OperatorOrder, OrderView, Page};
 use serde::Deserialize;
 
 use super::refusals::{OfList, OfOrder};
-use super::{Operator, number_cursor, page_limit, told};
+use super::{Operator, page_limit, told};
 use crate::app::App;
 use crate::desk::Seen;
 use crate::edge::answer::Extra;
+use crate::edge::buyer::Cursor;
 use crate::edge::extract::{IdPath, QueryOf, parse_named};
 use crate::edge::refusal::{Answer, Refusal, json};
 use crate::ledger::{Order, OrderSearch};
@@ -63,8 +64,8 @@ pub struct OrderQuery {
     /// Orders of this buyer: the `sub` of their token, byte by byte.
     #[param(max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
     buyer: Option<String>,
-    /// Orders in this state. Those that are `queued` are on their way into the ledger and found by this alone, newest
-    /// first; all other searches, and exports, find what is in the ledger.
+    /// Orders in this state. Those that are `queued` are on their way into the ledger and found by this alone; all other
+    /// searches, and exports, find what is in the ledger.
     #[param(pattern = "^(queued|awaiting_payment|paid|closed|refused|refunding|refunded|refund_failed)?$")]
     state: Option<String>,
     /// The order with this id.
@@ -80,40 +81,32 @@ pub struct OrderQuery {
 
 impl OrderQuery {
     fn search(&self) -> Result<OrderSearch, Refusal> {
-        let of_name = |text: &str| {
+        let state = |text: &str| {
             let states = OrderState::ALL.map(OrderState::as_str).join(", ");
             OrderState::parse(text)
                 .ok_or_else(|| Refusal::field("state", format_args!("must be one of: {states}")))
         };
         let buyer = |text: &str| BuyerId::parse(text).map_err(|error| Refusal::field("buyer", error));
-        let state = told(self.state.as_deref()).map(of_name).transpose()?;
         Ok(OrderSearch {
             sale: told(self.sale.as_deref()).map(|text| parse_named("sale", text)).transpose()?,
             offer: told(self.offer.as_deref()).map(|text| parse_named("offer", text)).transpose()?,
             order: told(self.order.as_deref()).map(|text| parse_named("order", text)).transpose()?,
             buyer: told(self.buyer.as_deref()).map(buyer).transpose()?,
-            state,
-            before: if state == Some(OrderState::Queued) {
-                None
-            } else {
-                number_cursor(self.cursor.as_deref())?
+            state: told(self.state.as_deref()).map(state).transpose()?,
+            before: match self.cursor()? {
+                Some(Cursor::Recorded(number)) => Some(number),
+                Some(Cursor::Queued(_)) | None => None,
             },
             limit: page_limit(self.limit.as_deref())?,
         })
     }
 
-    /// The end of the last page of queued orders.
-    fn queued_before(&self) -> Result<Option<OrderId>, Refusal> {
-        let order = |text: &str| {
-            let order = text.strip_prefix(QUEUED).and_then(|order| order.parse().ok());
-            order.ok_or_else(|| Refusal::field("cursor", "is none of ours"))
-        };
-        told(self.cursor.as_deref()).map(order).transpose()
+    /// Where the last page ended. Queued orders come before those of the ledger.
+    fn cursor(&self) -> Result<Option<Cursor>, Refusal> {
+        let cursor = |text: &str| text.parse().map_err(|_| Refusal::field("cursor", "is none of ours"));
+        told(self.cursor.as_deref()).map(cursor).transpose()
     }
 }
-
-/// How the cursors of queued orders begin.
-const QUEUED: &str = "queued-";
 
 /// Orders that match, newest first.
 #[utoipa::path(
@@ -123,7 +116,12 @@ const QUEUED: &str = "queued-";
 pub async fn search(_: Operator, State(app): State<Arc<App>>, QueryOf(query): QueryOf<OrderQuery>) -> Answer {
     let search = query.search()?;
     if search.state == Some(OrderState::Queued) {
-        return queued(&app, &search, query.queued_before()?).await;
+        let before = query.cursor()?.map(|cursor| match cursor {
+            Cursor::Queued(order) => order,
+            // No queued order comes after it.
+            Cursor::Recorded(_) => OrderId(0),
+        });
+        return queued(&app, &search, before).await;
     }
     let page = app.ledger.search_orders(search).await?;
     let items: Vec<_> = page.orders.iter().map(operator_order).collect();
@@ -143,20 +141,20 @@ async fn queued(app: &App, search: &OrderSearch, before: Option<OrderId>) -> Ans
     });
     let is_last = claims.len() <= limit;
     claims.truncate(limit);
-    let next_cursor = claims.last().filter(|_| !is_last).map(|last| format!("{QUEUED}{}", last.order));
+    let next_cursor = claims.last().filter(|_| !is_last).map(|last| Cursor::Queued(last.order).to_string());
     let mut items = Vec::with_capacity(claims.len());
     for claim in claims {
         // One whose commit is under way is waited for; one that was recorded meanwhile is no longer queued.
         if let Seen::Order(order) = app.see_order(claim.order, &claim.buyer).await?
             && order.state == OrderState::Queued
         {
-            items.push(queued_order(order, &claim.buyer));
+            items.push(seen_order(order, &claim.buyer));
         }
     }
     Ok(json(StatusCode::OK, &Page { items, next_cursor }))
 }
 
-fn queued_order(order: Arc<OrderView>, buyer: &BuyerId) -> OperatorOrder {
+fn seen_order(order: Arc<OrderView>, buyer: &BuyerId) -> OperatorOrder {
     OperatorOrder { order: Arc::unwrap_or_clone(order), buyer: buyer.as_str().to_owned() }
 }
 
@@ -169,7 +167,7 @@ pub async fn get(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<Or
     // The queue first, then the ledger: an order on its way from one to the other is seen.
     if let Some(claim) = app.gate.unrecorded.get(id) {
         match app.see_order(id, &claim.buyer).await? {
-            Seen::Order(order) => return Ok(json(StatusCode::OK, &queued_order(order, &claim.buyer))),
+            Seen::Order(order) => return Ok(json(StatusCode::OK, &seen_order(order, &claim.buyer))),
             Seen::NotFound => {}
             Seen::Unsure => {
                 return Err(Refusal::with(Code::Unsure, Extra { order_id: Some(id), ..Extra::default() }));
