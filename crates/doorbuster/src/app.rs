@@ -35,7 +35,7 @@ use crate::payment::closings::{self, Closings};
 use crate::payment::port::Port;
 use crate::payment::refunds::{self, Refunds};
 use crate::queue::journal::JournalParts;
-use crate::queue::sqlite::file_version;
+use crate::queue::sqlite::{Disk, file_version};
 use crate::queue::{Claim, Journal, Journaled, Unrecorded};
 use crate::strikes;
 use crate::sweeper::{self, Captures, Outages};
@@ -115,7 +115,6 @@ pub struct Workers {
     clerk: tokio::task::JoinHandle<ClerkEnd>,
     /// Cuts the clerk's retries short.
     hurry: CancellationToken,
-    journal_failed: oneshot::Receiver<anyhow::Error>,
     failed: oneshot::Receiver<anyhow::Error>,
 }
 
@@ -131,17 +130,17 @@ impl Server {
         Self::start_on(settings, clock, listener, operator, shutdown, None).await
     }
 
-    /// The same with the files on another SQLite VFS, for tests that break the disk.
+    /// The same with the files on another disk, for tests that break it.
     pub async fn start_on(
         settings: Settings,
         clock: Clock,
         listener: TcpListener,
         operator: Option<TcpListener>,
         shutdown: CancellationToken,
-        vfs: Option<&str>,
+        disk: Option<&Arc<dyn Disk>>,
     ) -> anyhow::Result<Self> {
         let lock = lock_data_dir(&settings.data_dir)?;
-        let (app, workers) = open(settings, clock, shutdown, vfs).await?;
+        let (app, workers) = open(settings, clock, shutdown, disk).await?;
         app.port.listens_at(listener.local_addr().context("the listener has no address")?);
         start_housekeeping(&app);
         let edge = edge::server::start(&app, listener, operator)?;
@@ -171,7 +170,6 @@ impl Workers {
     /// Why the disk can no longer be trusted, once that is so.
     pub async fn failure(&mut self) -> anyhow::Error {
         tokio::select! {
-            Ok(failed) = &mut self.journal_failed => failed,
             Ok(failed) = &mut self.failed => failed,
             ended = &mut self.clerk => clerk_failure(ended),
         }
@@ -249,19 +247,19 @@ struct Replay {
     claims: Vec<(u64, Arc<Claim>)>,
 }
 
-/// Opens the files (by another SQLite VFS, when tests want to break the disk), rebuilds the gate and starts the workers.
-/// Serves nobody yet.
+/// Opens the files (on another disk, when tests want to break it), rebuilds the gate and starts the workers. Serves
+/// nobody yet.
 pub async fn open(
     settings: Settings,
     clock: Clock,
     shutdown: CancellationToken,
-    vfs: Option<&str>,
+    disk: Option<&Arc<dyn Disk>>,
 ) -> anyhow::Result<(Arc<App>, Workers)> {
     let began = clock.instant();
     let ledger_path = settings.ledger_path();
-    let ledger = SqliteLedger::open(&ledger_path, vfs, rand::random())?;
+    let ledger = SqliteLedger::open(&ledger_path, disk, rand::random())?;
     let cursor = ledger.cursor().await?;
-    let journal = Journal::open(&settings.data_dir.join(JOURNAL_FILE), vfs, ledger.incarnation(), cursor)?;
+    let journal = Journal::open(&settings.data_dir.join(JOURNAL_FILE), disk, ledger.incarnation(), cursor)?;
     let replay = Replay { claims: journal.left()? };
 
     let metrics = Arc::new(Metrics::new());
@@ -270,7 +268,6 @@ pub async fn open(
     let hub = Arc::new(Hub::default());
     // One more than the room: the claims that are replayed come in one piece.
     let (clerk_send, clerk_receive) = mpsc::channel(settings.queue.capacity.saturating_add(1));
-    let (failed, journal_failed) = oneshot::channel();
     let (failure, reported) = Failure::new();
     ledger.report_to(Arc::clone(&failure));
     let parts = JournalParts {
@@ -280,7 +277,7 @@ pub async fn open(
         metrics: Arc::clone(&metrics),
         clerk: clerk_send.clone(),
         batch: settings.queue.batch,
-        failed,
+        failure: Arc::clone(&failure),
     };
     let (journal, journal_thread) = journal.start(parts)?;
     let gate = Gate { memory, journal, unrecorded };
@@ -349,7 +346,7 @@ pub async fn open(
     // Not among the tasks: the clerk ends after the journal, which is stopped only once the tasks are done.
     let clerk = TaskTracker::new().spawn(clerk.run(clerk_receive, hurry.clone()));
     tracing::info!(took_ms = began.elapsed().as_millis(), replayed, "ledger and journal read, gate rebuilt");
-    Ok((app, Workers { journal: journal_thread, clerk, hurry, journal_failed, failed: reported }))
+    Ok((app, Workers { journal: journal_thread, clerk, hurry, failed: reported }))
 }
 
 /// gate = ledger + journal entries beyond the ledger's cursor + spent passes. Nobody is served before this is done.

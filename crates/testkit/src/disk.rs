@@ -64,6 +64,11 @@ impl Disk {
         self.registration.name()
     }
 
+    /// A way to this disk without SQLite.
+    pub fn beside(&self) -> Beside {
+        Beside(Arc::clone(&self.state))
+    }
+
     /// Adds a fault; its operations are counted from now. Several may be planned, each takes effect by itself.
     pub fn plan(&self, fault: Fault) {
         self.state.lock().plan.add(fault);
@@ -138,6 +143,16 @@ impl Disk {
     fn with(state: State) -> Self {
         let state = Arc::new(Mutex::new(state));
         Self { registration: Registration::new(&state), state }
+    }
+}
+
+/// Syncs files as a program does that has opened them itself, beside SQLite. Counted and faulted like SQLite's own.
+#[derive(Debug, Clone)]
+pub struct Beside(Arc<Mutex<State>>);
+
+impl Beside {
+    pub fn sync(&self, file: &str) -> std::io::Result<()> {
+        self.0.lock().sync_by_name(file).map_err(|refusal| std::io::Error::other(format!("{refusal:?}")))
     }
 }
 

@@ -530,3 +530,16 @@ fn a_dropped_disk_is_unregistered_and_its_open_connection_lives_on() {
     step(&connection, 1, &mut history);
     assert_eq!(rows(&connection).unwrap(), [1].into());
 }
+
+#[test]
+fn a_sync_beside_sqlite_is_counted_and_fails_like_its_own() {
+    let disk = Disk::new();
+    let connection = start(&disk, WAL_FULL).unwrap();
+    step(&connection, 1, &mut History::default());
+    disk.plan(Fault::at(1, Kind::Eio).on(OperationKind::Sync).of_file(FILE));
+    let (beside, before) = (disk.beside(), disk.count(OperationKind::Sync));
+    assert!(beside.sync(FILE).is_err() && disk.fired());
+    beside.sync(FILE).unwrap();
+    assert_eq!(disk.count(OperationKind::Sync) - before, 2);
+    assert!(beside.sync("nothing.db").is_err());
+}

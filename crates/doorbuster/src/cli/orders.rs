@@ -21,7 +21,7 @@ use super::{Exit, say};
 
 /// Finds, shows and exports orders.
 ///
-/// What is still queued is not here yet: `sale stats` counts it. Talks to the server that runs on the data folder, to
+/// What is still queued is found by `show` and `list --state queued`. Talks to the server that runs on the data folder, to
 /// --server URL, or, when none runs, opens the folder itself.
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -8,7 +8,7 @@
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, coop};
 use tokio_util::task::TaskTracker;
 
-use super::server::{Audience, Shared};
+use super::server::{Audience, Places, Shared};
 use crate::clock::Clock;
 use crate::telemetry::metrics::{ConnectionOutcome, Metrics};
 
@@ -134,8 +134,8 @@ pub(super) fn spawn(shared: &Arc<Shared>, listener: TcpListener, audience: Audie
         let (app, max) = (&shared.app, backlog_max());
         let backlog = Backlog::new(max, app.clock.instant());
         let (clock, metrics) = (&app.clock, &app.metrics);
-        let (open, connections_max) = (&shared.open, shared.connections_max);
-        let mut door = Door { listener, audience, backlog, clock, metrics, open, connections_max };
+        let places = shared.places(audience);
+        let mut door = Door { listener, audience, backlog, clock, metrics, places };
         door.set_backlog(max);
         app.shutdown.run_until_cancelled(door.accept(&threads)).await;
     });
@@ -153,8 +153,7 @@ struct Door<'a> {
     backlog: Backlog,
     clock: &'a Clock,
     metrics: &'a Metrics,
-    open: &'a AtomicUsize,
-    connections_max: usize,
+    places: &'a Places,
 }
 
 impl Door<'_> {
@@ -164,7 +163,7 @@ impl Door<'_> {
     async fn accept(&mut self, threads: &[Hallway]) {
         while let Some(room) = room(threads).await {
             let (stream, peer) = self.next().await;
-            self.open.fetch_add(1, Ordering::AcqRel);
+            self.places.open.fetch_add(1, Ordering::AcqRel);
             self.metrics.connections.inc(ConnectionOutcome::Accepted);
             room.send(NewSocket { stream, peer, audience: self.audience });
         }
@@ -174,7 +173,7 @@ impl Door<'_> {
     async fn next(&mut self) -> (std::net::TcpStream, SocketAddr) {
         loop {
             match self.next_of_any().await {
-                Ok(_) if self.open.load(Ordering::Acquire) >= self.connections_max => {
+                Ok(_) if self.places.open.load(Ordering::Acquire) >= self.places.max => {
                     self.metrics.connections.inc(ConnectionOutcome::Refused);
                 }
                 Ok((stream, peer)) => {
@@ -336,6 +335,8 @@ fn fitting(taken: u64, within: Duration, ms: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     /// Connections per second, for so many milliseconds with somebody always waiting.
@@ -427,20 +428,20 @@ mod tests {
     struct House {
         clock: Clock,
         metrics: Metrics,
-        open: AtomicUsize,
+        places: Places,
     }
 
     impl House {
         fn new() -> Self {
-            Self { clock: Clock::system(), metrics: Metrics::new(), open: AtomicUsize::new(0) }
+            Self { clock: Clock::system(), metrics: Metrics::new(), places: Places::new(1_000) }
         }
 
         async fn door(&self, audience: Audience) -> (Door<'_>, SocketAddr) {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
             let backlog = Backlog::new(BACKLOG_MAX, self.clock.instant());
-            let Self { clock, metrics, open } = self;
-            (Door { listener, audience, backlog, clock, metrics, open, connections_max: 1_000 }, address)
+            let Self { clock, metrics, places } = self;
+            (Door { listener, audience, backlog, clock, metrics, places }, address)
         }
 
         fn accepted(&self) -> u64 {
@@ -485,7 +486,7 @@ mod tests {
             for person in &people {
                 assert_eq!(arrivals.next(&tasks).await.peer, person.local_addr().unwrap());
             }
-            assert_eq!((house.accepted(), house.open.load(Ordering::Acquire)), (100, 100));
+            assert_eq!((house.accepted(), house.places.open.load(Ordering::Acquire)), (100, 100));
         };
         tokio::select! {
             () = door.accept(&threads) => panic!("the door closed"),

@@ -159,10 +159,11 @@ struct PassAlone<'a> {
 fn begin(app: &App, parts: &Parts, peer: IpAddr, bytes: &[u8]) -> Begun {
     let patience = preferred_wait(&parts.headers, app.settings.limits.wait_s);
     let offer = offer_of(parts.uri.path()).unwrap_or_default();
-    read(app, offer, bytes, patience).unwrap_or_else(|unreadable| {
-        let unreadable = pass_first(app, offer, bytes, unreadable);
-        Begun::Answer(refuse_unreadable(app, parts, peer, bytes, &unreadable).into())
-    })
+    read(app, offer, bytes, patience)
+        .or_else(|unreadable| pass_first(app, offer, bytes, patience, unreadable))
+        .unwrap_or_else(|unreadable| {
+            Begun::Answer(refuse_unreadable(app, parts, peer, bytes, &unreadable).into())
+        })
 }
 
 fn refuse_unreadable(
@@ -188,17 +189,27 @@ fn refuse_unreadable(
 }
 
 /// The pass is looked at before everything else, also in JSON that does not fit.
-fn pass_first(app: &App, offer: &str, bytes: &[u8], unreadable: Unreadable) -> Unreadable {
-    let Unreadable::Json(error) = unreadable else { return unreadable };
+fn pass_first(
+    app: &App,
+    offer: &str,
+    bytes: &[u8],
+    patience: Duration,
+    unreadable: Unreadable,
+) -> Result<Begun, Unreadable> {
+    let Unreadable::Json(error) = unreadable else { return Err(unreadable) };
     let Some(PassAlone { pass }) = is_misfit(&error, bytes).then(|| read_object(bytes).ok()).flatten() else {
-        return Unreadable::Json(error);
+        return Err(Unreadable::Json(error));
     };
     let snapshot = app.catalogue.read();
     let known = offer.parse::<OfferId>().ok().and_then(|offer| snapshot.offers.get(&offer));
-    let Some(card) = known else { return Unreadable::Offer };
-    match app.pass_keys.read(&pass, &mut PassBuffer::default()) {
-        Ok(pass) if pass.offer == card.offer.id => Unreadable::Rest(error),
-        Ok(_) | Err(_) => Unreadable::Pass,
+    let card = known.ok_or(Unreadable::Offer)?;
+    let mut buffer = PassBuffer::default();
+    match app.pass_keys.read(&pass, &mut buffer) {
+        Ok(pass) if pass.offer != card.offer.id => Err(Unreadable::Pass),
+        // No quantity is looked at any more.
+        Ok(pass) if pass.expires_at < app.clock.now() => Ok(judge(app, card, &pass, 0, patience)),
+        Ok(_) => Err(Unreadable::Rest(error)),
+        Err(_) => Err(Unreadable::Pass),
     }
 }
 
@@ -232,7 +243,10 @@ fn read_object<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, serde_json:
 fn judge(app: &App, card: &OfferCard, pass: &Pass<'_>, quantity: u32, patience: Duration) -> Begun {
     let funnel = &card.sale.funnel;
     funnel.inc(Step::Try);
-    if quantity == 0 || quantity > card.offer.max_per_order {
+    let now = app.clock.now();
+    // The pass comes before the quantity: what an expired one asks for does not matter any more.
+    let is_expired = pass.expires_at < now;
+    if !is_expired && (quantity == 0 || quantity > card.offer.max_per_order) {
         app.metrics.tries.inc(Tried::InvalidRequest);
         return Begun::Answer(bad_quantity(card.offer.max_per_order).into());
     }
@@ -242,12 +256,11 @@ fn judge(app: &App, card: &OfferCard, pass: &Pass<'_>, quantity: u32, patience: 
         let extra = Extra { retry_after_ms: Some(too_fast.retry_after_ms), ..Extra::default() };
         return Begun::Answer(answer::problem(Code::TooFast, extra).into());
     }
-    let now = app.clock.now();
     let later = |why| match BuyerId::parse(pass.buyer) {
         Ok(buyer) => Begun::Later(Later::new(pass, buyer, quantity, now, patience), why),
         Err(_) => Begun::Answer(Said::Prepared(&PASS_INVALID)),
     };
-    if pass.expires_at < now {
+    if is_expired {
         return later(Why::Expired);
     }
     let attempt = Try { buyer: pass.buyer, order: pass.order, quantity, pass_expires_at: pass.expires_at };

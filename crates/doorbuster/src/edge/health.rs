@@ -29,10 +29,14 @@ async fn alive() -> &'static str {
     "alive\n"
 }
 
-/// The gate was rebuilt before the first socket was accepted; what can still be missing is the ledger.
+/// The gate was rebuilt before the first socket was accepted; what can still be missing is space for the journal, without
+/// which every try is told `busy`, and the ledger.
 async fn ready(State(app): State<Arc<App>>) -> Answer {
     if app.shutdown.is_cancelled() {
         return Err(Refusal::detail(Code::NotReady, "Going away."));
+    }
+    if !app.gate.journal.is_writable() {
+        return Err(Refusal::detail(Code::NotReady, "The journal cannot be written: is the disk full?"));
     }
     match app.ledger.cursor().await {
         Ok(_) => Ok("ready\n".into_response()),

@@ -208,6 +208,10 @@ pub const READS_PER_TRY: u32 = 10;
 /// Operators' calls under way at once, and as many streams and waits of theirs beside them.
 pub const OPERATORS_MAX: usize = 128;
 
+/// Connections to the operators' own listener: one for each of these. They are none of `limits.connections`, so that an
+/// operator gets in however many buyers there are.
+pub const OPERATOR_CONNECTIONS_MAX: usize = 2 * OPERATORS_MAX;
+
 /// Callbacks at once whose body is not all there yet. Those whose body came with the head are not among them.
 pub const UNREAD_CALLBACKS_MAX: usize = 4_096;
 

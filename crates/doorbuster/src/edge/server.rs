@@ -25,7 +25,7 @@ use super::accept::{self, Arrivals, Hallway, NewSocket};
 use super::answer::{self, Body};
 use super::buy;
 use super::buyer::EVENTS_PATH;
-use super::limits::Class;
+use super::limits::{Class, OPERATOR_CONNECTIONS_MAX};
 use super::router::{self, Routers};
 use super::shortcut::Shortcut;
 use super::watch::{Doing, Watch, WatchedBody};
@@ -61,8 +61,37 @@ pub(super) struct Shared {
     draining: Arc<AtomicBool>,
     /// Set when the drain is over: what is still open is cut.
     over: AtomicBool,
+    /// Those of the buyers' listener, which is everybody's when operators have none of their own.
+    places: Places,
+    operator_places: Places,
+}
+
+/// The connections of a listener.
+#[derive(Debug)]
+pub(super) struct Places {
     pub(super) open: AtomicUsize,
-    pub(super) connections_max: usize,
+    pub(super) max: usize,
+}
+
+impl Places {
+    pub(super) fn new(max: usize) -> Self {
+        Self { open: AtomicUsize::new(0), max }
+    }
+}
+
+impl Shared {
+    pub(super) fn places(&self, audience: Audience) -> &Places {
+        match audience {
+            Audience::Everybody | Audience::Buyers => &self.places,
+            Audience::Operators => &self.operator_places,
+        }
+    }
+
+    /// Connections of all listeners.
+    fn open(&self) -> usize {
+        let open = |places: &Places| places.open.load(Ordering::Acquire);
+        open(&self.places) + open(&self.operator_places)
+    }
 }
 
 /// Starts the edge's threads and its accept loops.
@@ -77,8 +106,8 @@ pub fn start(
         routers: router::build(app),
         draining: Arc::default(),
         over: AtomicBool::new(false),
-        open: AtomicUsize::new(0),
-        connections_max: limits.connections_with(open_files_limit()),
+        places: Places::new(limits.connections_with(open_files_limit())),
+        operator_places: Places::new(OPERATOR_CONNECTIONS_MAX),
     });
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let count = if app.settings.edge_threads == 0 { cores } else { app.settings.edge_threads };
@@ -111,13 +140,12 @@ impl EdgeHandle {
     pub async fn drain(&mut self, patience: Duration) {
         self.shared.draining.store(true, Ordering::Release);
         let all_gone = async {
-            while self.shared.open.load(Ordering::Acquire) > 0 {
+            while self.shared.open() > 0 {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
         if tokio::time::timeout(patience, all_gone).await.is_err() {
-            let cut = self.shared.open.load(Ordering::Acquire);
-            tracing::warn!(connections = cut, "cut at the end of the drain");
+            tracing::warn!(connections = self.shared.open(), "cut at the end of the drain");
         }
         self.shared.over.store(true, Ordering::Release);
         for thread in self.threads.drain(..) {
@@ -141,12 +169,10 @@ async fn serve(shared: Arc<Shared>, mut arrivals: Arrivals, tasks: TaskTracker) 
         tokio::select! {
             socket = arrivals.next(&tasks) => {
                 let watch = Arc::new(Watch::new(Arc::clone(&now_ms)));
-                match serve_socket(&local, socket, Arc::clone(&watch), &tasks) {
+                let slot = Slot { shared: Arc::clone(&shared), audience: socket.audience };
+                match serve_socket(&local, socket, slot, Arc::clone(&watch), &tasks) {
                     Ok(abort) => watched.push((watch, abort)),
-                    Err(error) => {
-                        tracing::debug!(%error, "a socket could not be set up");
-                        shared.open.fetch_sub(1, Ordering::AcqRel);
-                    }
+                    Err(error) => tracing::debug!(%error, "a socket could not be set up"),
                 }
             }
             _ = ticks.tick() => {
@@ -154,7 +180,7 @@ async fn serve(shared: Arc<Shared>, mut arrivals: Arrivals, tasks: TaskTracker) 
                 // late for that.
                 let round_ms = now_ms.fetch_add(WATCH_EVERY_MS, Ordering::Relaxed).saturating_add(WATCH_EVERY_MS);
                 look_around(&shared, &mut watched, round_ms);
-                shared.app.metrics.connections_open.set(i64::try_from(shared.open.load(Ordering::Relaxed)).unwrap_or(i64::MAX));
+                shared.app.metrics.connections_open.set(i64::try_from(shared.open()).unwrap_or(i64::MAX));
                 if shared.over.load(Ordering::Acquire) {
                     return;
                 }
@@ -197,11 +223,14 @@ pub struct OpenConnection(Arc<Slot>);
 
 /// Returns the connection's slot, however its task ends.
 #[derive(Debug)]
-struct Slot(Arc<Shared>);
+struct Slot {
+    shared: Arc<Shared>,
+    audience: Audience,
+}
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::AcqRel);
+        self.shared.places(self.audience).open.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -211,6 +240,7 @@ struct Local(Arc<Shared>);
 fn serve_socket(
     local: &Arc<Local>,
     socket: NewSocket,
+    slot: Slot,
     watch: Arc<Watch>,
     tasks: &TaskTracker,
 ) -> anyhow::Result<AbortHandle> {
@@ -223,7 +253,7 @@ fn serve_socket(
     let (app, draining) = (Arc::clone(&shared.app), Arc::clone(&shared.draining));
     let tries = socket.audience != Audience::Operators;
     let io = TokioIo::new(Shortcut::new(stream, Arc::clone(&watch), app, draining, tries));
-    let slot = Arc::new(Slot(Arc::clone(shared)));
+    let slot = Arc::new(slot);
     let (peer, audience) = (socket.peer.ip(), socket.audience);
     let (service_local, service_slot) = (Arc::clone(local), Arc::clone(&slot));
     let service = service_fn(move |mut request: Request<Incoming>| {

@@ -2,19 +2,23 @@
 //! that.
 //!
 //! First the bulk is copied and synced here, while the writer goes on. Then the writer copies the few pages that came
-//! meanwhile, between two commits, and its next commit begins the log anew. Knows nothing of what the pages hold.
+//! meanwhile, between two commits, and its next commit begins the log anew. When a sync of the file fails, nobody knows
+//! which pages are on the disk: nothing is copied any more, not even when the file is closed, and the process ends. The
+//! log still holds everything then, and the next start copies all of it. Knows nothing of what the pages hold.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::Context as _;
 use crossbeam_channel::{Receiver, Sender};
+use parking_lot::Mutex;
 use rusqlite::Connection;
 
-use super::sqlite::{self, LogPages};
+use super::sqlite::{self, Disk, LogPages};
+use crate::failure::Reports;
 
 /// How often the length of the log is looked at.
 const COMMITS_PER_LOOK: u32 = 16;
@@ -32,51 +36,102 @@ pub struct Log {
     /// Gone before the thread is waited for.
     looks: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    is_nearly_copied: Arc<AtomicBool>,
+    copying: Arc<Copying>,
     commits: u32,
+    /// Pages of the log at which the writer copies it by itself.
+    alone_pages: u32,
+}
+
+/// What writer and copyist know of each other.
+#[derive(Debug)]
+struct Copying {
+    path: PathBuf,
+    is_nearly_copied: AtomicBool,
+    /// False once a copy failed after which nobody knows what is on the disk. Whoever copies holds it, so that nobody
+    /// ends a copy while another finds that out.
+    is_trusted: Mutex<bool>,
+    reports: Reports,
 }
 
 /// The thread that copies.
 #[derive(Debug)]
 struct Copyist {
     connection: Connection,
-    /// For syncing; none on a disk that is not the system's. Closed last: a process that closes a file gives up all its
-    /// locks on it, those of SQLite too.
-    file: Option<File>,
+    /// Closed last: a process that closes a file gives up all its locks on it, those of SQLite too.
+    file: Synced,
     copy_pages: u32,
     looks: Receiver<()>,
-    is_nearly_copied: Arc<AtomicBool>,
+    copying: Arc<Copying>,
+}
+
+/// The file, for syncing.
+#[derive(Debug)]
+enum Synced {
+    File(File),
+    On(Arc<dyn Disk>, PathBuf),
+}
+
+/// Why a copy failed.
+#[derive(Debug)]
+enum CopyError {
+    /// The log holds it all, and is tried again.
+    Again(rusqlite::Error),
+    /// What was copied before may be lost.
+    Lost(anyhow::Error),
+}
+
+impl From<rusqlite::Error> for CopyError {
+    fn from(error: rusqlite::Error) -> Self {
+        if sqlite::can_copy_again(&error) { Self::Again(error) } else { Self::Lost(error.into()) }
+    }
 }
 
 impl Log {
     /// Takes over the log of the file at `path`, whose writer this is: it is copied back whenever it has grown to
-    /// `copy_pages`.
-    pub fn of(writer: &Connection, path: &Path, vfs: Option<&str>, copy_pages: u32) -> anyhow::Result<Self> {
-        writer.pragma_update(None, "wal_autocheckpoint", copy_pages.saturating_mul(ALONE_TIMES))?;
+    /// `copy_pages`, or to as many as the disk says. A sync that fails meanwhile is reported.
+    pub fn of(
+        writer: &Connection,
+        path: &Path,
+        disk: Option<&Arc<dyn Disk>>,
+        copy_pages: u32,
+        reports: Reports,
+    ) -> anyhow::Result<Self> {
+        let copy_pages = disk.and_then(|disk| disk.copy_pages()).unwrap_or(copy_pages);
+        let connection = sqlite::open_writer(path, disk.map(|disk| &**disk))?;
+        for held in [writer, &connection] {
+            sqlite::copy_log_at_close(held, false)?;
+        }
         let (looks, to_look) = crossbeam_channel::bounded(1);
-        let is_nearly_copied = Arc::new(AtomicBool::new(false));
+        let copying = Arc::new(Copying {
+            path: path.to_owned(),
+            is_nearly_copied: AtomicBool::new(false),
+            is_trusted: Mutex::new(true),
+            reports,
+        });
         let copyist = Copyist {
-            connection: sqlite::open_writer(path, vfs)?,
-            file: if vfs.is_none() { Some(File::open(path)?) } else { None },
+            connection,
+            file: match disk {
+                Some(disk) => Synced::On(Arc::clone(disk), path.to_owned()),
+                None => Synced::File(File::open(path)?),
+            },
             copy_pages,
             looks: to_look,
-            is_nearly_copied: Arc::clone(&is_nearly_copied),
+            copying: Arc::clone(&copying),
         };
         let thread = std::thread::Builder::new().name("copyist".into()).spawn(move || copyist.run());
         let thread = Some(thread.context("cannot start a thread")?);
-        Ok(Self { looks: Some(looks), thread, is_nearly_copied, commits: 0 })
+        let alone_pages = copy_pages.saturating_mul(ALONE_TIMES);
+        Ok(Self { looks: Some(looks), thread, copying, commits: 0, alone_pages })
     }
 
     /// To be called by the writer between two commits.
     pub fn after_commit(&mut self, writer: &Connection) {
-        if self.is_nearly_copied.swap(false, Ordering::AcqRel)
-            && let Err(error) = sqlite::copy_log(writer)
-        {
-            // Nothing is lost: the log holds it all, and is tried again.
-            tracing::warn!(%error, "the end of a log could not be copied");
+        if self.copying.is_nearly_copied.swap(false, Ordering::AcqRel) {
+            self.copying.copy(|| copy_rest(writer, 0));
         }
         self.commits = self.commits.wrapping_add(1);
         if self.commits.is_multiple_of(COMMITS_PER_LOOK) {
+            self.copying.copy(|| copy_rest(writer, self.alone_pages));
             // If one is waiting already, that one is enough.
             let _ = self.looks.as_ref().map(|looks| looks.try_send(()));
         }
@@ -90,31 +145,74 @@ impl Drop for Log {
     }
 }
 
+/// Copies a log that has so many pages at least.
+fn copy_rest(writer: &Connection, pages_min: u32) -> Result<bool, CopyError> {
+    let LogPages { log, copied } = sqlite::log_pages(writer)?;
+    if log >= pages_min && copied < log {
+        sqlite::copy_log(writer)?;
+    }
+    Ok(false)
+}
+
+impl Copying {
+    /// Makes a copy, unless somebody else is at it or none may be made any more. Answers what the copy answered.
+    fn copy(&self, copy: impl FnOnce() -> Result<bool, CopyError>) -> bool {
+        let Some(mut is_trusted) = self.is_trusted.try_lock() else { return false };
+        if !*is_trusted {
+            return false;
+        }
+        match copy() {
+            Ok(answer) => return answer,
+            Err(CopyError::Again(error)) => {
+                tracing::warn!(%error, file = %self.path.display(), "a log could not be copied; trying again");
+            }
+            Err(CopyError::Lost(error)) => {
+                *is_trusted = false;
+                let file = self.path.display();
+                self.reports.send(error.context(format!(
+                    "{file} can no longer be trusted: its log could not be copied into it"
+                )));
+            }
+        }
+        false
+    }
+}
+
 impl Copyist {
-    /// Works until the writer is gone.
+    /// Works until the writer is gone, and then lets the log be copied with the closing of the file.
     fn run(self) {
         stand_back();
         for () in &self.looks {
-            if self.is_nearly_copied.load(Ordering::Acquire) {
+            if self.copying.is_nearly_copied.load(Ordering::Acquire) {
                 // The writer has not come to its part yet.
                 continue;
             }
-            match self.copy_bulk() {
-                Ok(copied) => self.is_nearly_copied.store(copied, Ordering::Release),
-                Err(error) => tracing::warn!(%error, "a log could not be copied; trying again"),
+            if self.copying.copy(|| self.copy_bulk()) {
+                self.copying.is_nearly_copied.store(true, Ordering::Release);
             }
         }
+        self.copying.copy(|| Ok(sqlite::copy_log_at_close(&self.connection, true).is_ok()));
     }
 
-    fn copy_bulk(&self) -> anyhow::Result<bool> {
+    fn copy_bulk(&self) -> Result<bool, CopyError> {
         let LogPages { log, copied } = sqlite::log_pages(&self.connection)?;
         if log < self.copy_pages || copied == log {
             return Ok(false);
         }
         sqlite::copy_log(&self.connection)?;
-        // SQLite syncs the file only with the log's last page; the bulk must not be left for the writer to wait for.
-        self.file.as_ref().map_or(Ok(()), File::sync_data)?;
+        // SQLite syncs the file only with the log's last page, and counts the bulk as copied before: it must neither be
+        // left for the writer to wait for, nor to a later sync, whose failure would say nothing of these pages.
+        self.file.sync().map_err(|error| CopyError::Lost(error.into()))?;
         Ok(true)
+    }
+}
+
+impl Synced {
+    fn sync(&self) -> std::io::Result<()> {
+        match self {
+            Self::File(file) => file.sync_data(),
+            Self::On(disk, path) => disk.sync(path),
+        }
     }
 }
 
@@ -134,9 +232,9 @@ mod tests {
         let path = folder.path().join("a.db");
         let writer = sqlite::open_writer(&path, None).unwrap();
         writer.execute_batch("create table rows (bytes blob)").unwrap();
-        let mut log = Log::of(&writer, &path, None, PAGES).unwrap();
+        let mut log = Log::of(&writer, &path, None, PAGES, Reports::default()).unwrap();
         // Now nobody but the copyist copies.
-        writer.pragma_update(None, "wal_autocheckpoint", 0).unwrap();
+        log.alone_pages = u32::MAX;
         let (mut rows, mut begun_anew) = (0, 0);
         while begun_anew < 3 {
             let before = sqlite::log_pages(&writer).unwrap().log;
@@ -155,5 +253,25 @@ mod tests {
         drop(log);
         assert!(!path.with_extension("db-wal").exists(), "the last one to close empties the log");
         assert_eq!(count(&Connection::open(&path).unwrap()), rows);
+    }
+
+    #[test]
+    fn a_writer_that_gets_no_help_copies_its_log_by_itself() {
+        const PAGES: u32 = 4;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.db");
+        let writer = sqlite::open_writer(&path, None).unwrap();
+        writer.execute_batch("create table rows (bytes blob)").unwrap();
+        let mut log = Log::of(&writer, &path, None, PAGES, Reports::default()).unwrap();
+        log.looks = None;
+        let mut begun_anew = 0;
+        while begun_anew < 2 {
+            let before = sqlite::log_pages(&writer).unwrap().log;
+            writer.execute("insert into rows values (randomblob(5000))", []).unwrap();
+            log.after_commit(&writer);
+            let after = sqlite::log_pages(&writer).unwrap().log;
+            assert!(before >= PAGES * ALONE_TIMES || after > before, "begun anew too early: {before}");
+            begun_anew += u32::from(after < before);
+        }
     }
 }

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -14,16 +14,17 @@ use anyhow::{Context as _, bail};
 use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, params};
 use rusqlite_migration::{M, Migrations};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::claim::{Claim, Entries};
 use super::copying::Log;
 use super::reply::{Answer, Reply, Round, question};
 use super::slots::{Slots, claims_after};
-use super::sqlite::{self, CommitFailure};
+use super::sqlite::{self, CommitFailure, Disk};
 use super::unrecorded::Unrecorded;
 use crate::clock::Clock;
 use crate::crash;
+use crate::failure::{Failure, Reports};
 use crate::gate::{Grant, MemoryGate, Outcome, Permit};
 use crate::telemetry::metrics::{Metrics, f64_of};
 
@@ -87,6 +88,7 @@ pub struct Journal {
     slots: Slots,
     /// What the ledger has recorded, up to this number.
     cursor: u64,
+    reports: Reports,
 }
 
 /// What the journal's thread needs besides its file.
@@ -100,8 +102,8 @@ pub struct JournalParts {
     pub clerk: mpsc::Sender<Vec<Journaled>>,
     /// Most claims in one commit.
     pub batch: usize,
-    /// Told once, when the disk can no longer be trusted.
-    pub failed: oneshot::Sender<anyhow::Error>,
+    /// Told when the disk can no longer be trusted.
+    pub failure: Arc<Failure>,
 }
 
 /// The way into the journal.
@@ -109,6 +111,7 @@ pub struct JournalParts {
 pub struct JournalHandle {
     inbox: Arc<Inbox>,
     recorded: Arc<AtomicU64>,
+    is_writable: Arc<AtomicBool>,
 }
 
 /// Where the next batch gathers while one is on its way to the disk. Bounded by the queue's room: every grant in here
@@ -122,15 +125,18 @@ struct Inbox {
 #[derive(Debug, Default)]
 struct Gathering {
     waiting: Vec<Waiting>,
+    /// Somebody wants to know whether there is space again.
+    wants_probe: bool,
     writer_waits: bool,
     stopped: bool,
 }
 
 impl Inbox {
-    /// Moves up to `most` grants into `batch`, waiting for the first. `false` when there will be no more.
+    /// Moves up to `most` grants into `batch`, waiting for the first, or for somebody who wants a probe: then there may be
+    /// none. `false` when there will be no more.
     fn gather(&self, batch: &mut Vec<Waiting>, most: usize) -> bool {
         let mut gathering = self.gathering.lock();
-        while gathering.waiting.is_empty() && !gathering.stopped {
+        while gathering.waiting.is_empty() && !gathering.wants_probe && !gathering.stopped {
             gathering.writer_waits = true;
             self.bell.wait(&mut gathering);
             gathering.writer_waits = false;
@@ -140,7 +146,8 @@ impl Inbox {
         } else {
             batch.extend(gathering.waiting.drain(..most));
         }
-        !batch.is_empty()
+        let wants_probe = std::mem::take(&mut gathering.wants_probe);
+        !batch.is_empty() || (wants_probe && !gathering.stopped)
     }
 }
 
@@ -155,8 +162,13 @@ impl Journal {
     /// Opens or makes the journal of the ledger with this incarnation, whose clerk has recorded everything up to
     /// `cursor`. A journal of another ledger, or one that ends before the cursor, is refused: one of the two files
     /// was replaced, and going on would lose or repeat orders.
-    pub fn open(path: &Path, vfs: Option<&str>, incarnation: &[u8; 16], cursor: u64) -> anyhow::Result<Self> {
-        let mut connection = sqlite::open_writer(path, vfs)?;
+    pub fn open(
+        path: &Path,
+        disk: Option<&Arc<dyn Disk>>,
+        incarnation: &[u8; 16],
+        cursor: u64,
+    ) -> anyhow::Result<Self> {
+        let mut connection = sqlite::open_writer(path, disk.map(|disk| &**disk))?;
         let migrations = Migrations::new(MIGRATIONS.iter().copied().map(M::up).collect());
         migrations
             .to_latest(&mut connection)
@@ -178,8 +190,9 @@ impl Journal {
             ),
             None => {}
         }
-        let log = Log::of(&connection, path, vfs, COPY_PAGES)?;
-        Ok(Self { connection, log, slots, cursor })
+        let reports = Reports::default();
+        let log = Log::of(&connection, path, disk, COPY_PAGES, reports.clone())?;
+        Ok(Self { connection, log, slots, cursor, reports })
     }
 
     /// The claims that the ledger has not recorded, oldest first: answered, and to be recorded before anything else.
@@ -189,8 +202,10 @@ impl Journal {
 
     /// Starts the writing thread. It ends with [`JournalHandle::stop`], when all that was handed in is answered.
     pub fn start(self, parts: JournalParts) -> anyhow::Result<(JournalHandle, JoinHandle<()>)> {
+        self.reports.go_to(parts.failure);
         let inbox = Arc::new(Inbox::default());
         let recorded = Arc::new(AtomicU64::new(self.cursor));
+        let is_writable = Arc::new(AtomicBool::new(true));
         let writer = Writer {
             connection: self.connection,
             log: self.log,
@@ -198,6 +213,7 @@ impl Journal {
             slots: self.slots,
             inbox: Arc::clone(&inbox),
             recorded: Arc::clone(&recorded),
+            is_writable: Arc::clone(&is_writable),
             entries: Entries::default(),
             parts: Running {
                 gate: parts.gate,
@@ -207,10 +223,11 @@ impl Journal {
                 clerk: parts.clerk,
                 batch: parts.batch,
             },
-            failed: Some(parts.failed),
+            reports: self.reports,
+            is_trusted: true,
         };
         let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run())?;
-        Ok((JournalHandle { inbox, recorded }, thread))
+        Ok((JournalHandle { inbox, recorded, is_writable }, thread))
     }
 }
 
@@ -229,6 +246,18 @@ impl JournalHandle {
             self.inbox.bell.notify_one();
         }
         Ok(reply)
+    }
+
+    /// Whether the last commit found space on the disk. If not, asking has it tried again, so that who asks now and then
+    /// hears of new space also while nobody buys.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        let is_writable = self.is_writable.load(Ordering::Acquire);
+        if !is_writable {
+            self.inbox.gathering.lock().wants_probe = true;
+            self.inbox.bell.notify_one();
+        }
+        is_writable
     }
 
     /// Ends the thread once everything handed in so far is answered. Later grants are given back.
@@ -259,9 +288,12 @@ struct Writer {
     slots: Slots,
     inbox: Arc<Inbox>,
     recorded: Arc<AtomicU64>,
+    is_writable: Arc<AtomicBool>,
     entries: Entries,
     parts: Running,
-    failed: Option<oneshot::Sender<anyhow::Error>>,
+    reports: Reports,
+    /// Whether the end of every commit is known.
+    is_trusted: bool,
 }
 
 /// How a batch failed.
@@ -290,7 +322,11 @@ impl Writer {
         let mut batch = Vec::with_capacity(self.parts.batch);
         while inbox.gather(&mut batch, self.parts.batch) {
             let load = batch.len() >= LOAD_CLAIMS;
-            self.write(&mut batch);
+            if batch.is_empty() {
+                self.probe();
+            } else {
+                self.write(&mut batch);
+            }
             self.log.after_commit(&self.connection);
             if load {
                 std::thread::sleep(self.rest());
@@ -304,7 +340,7 @@ impl Writer {
     }
 
     fn write(&mut self, batch: &mut Vec<Waiting>) {
-        if self.failed.is_none() {
+        if !self.is_trusted {
             // The file can no longer be trusted; what was not tried certainly did not happen.
             return self.give_back(batch);
         }
@@ -312,6 +348,7 @@ impl Writer {
         let span = tracing::debug_span!("journal_commit", claims = batch.len());
         match span.in_scope(|| self.append(batch)) {
             Ok(first_seq) => {
+                self.is_writable.store(true, Ordering::Release);
                 self.parts.metrics.journal_batch_claims.observe(f64_of(batch.len()));
                 self.parts.metrics.journal_commit_seconds.observe(began.elapsed().as_secs_f64());
                 self.hand_over(batch, first_seq);
@@ -319,6 +356,7 @@ impl Writer {
             Err(AppendError::NothingHappened(error)) => {
                 tracing::warn!(%error, claims = batch.len(), "the journal could not be written; buyers are told to try again");
                 self.parts.metrics.journal_roll_backs.inc();
+                self.is_writable.store(false, Ordering::Release);
                 self.give_back(batch);
             }
             Err(AppendError::Unknown(error)) => {
@@ -329,12 +367,30 @@ impl Writer {
         }
     }
 
+    /// A commit that changes nothing and is written all the same: SQLite leaves a row alone that is as it was, but not
+    /// this number.
+    fn probe(&mut self) {
+        if !self.is_trusted {
+            return;
+        }
+        let written = self.connection.pragma_update(None, "application_id", 0);
+        match written.map_err(|error| (sqlite::classify_commit(&error), error)) {
+            Ok(()) => {
+                tracing::info!("the journal can be written again");
+                self.is_writable.store(true, Ordering::Release);
+            }
+            Err((CommitFailure::NothingHappened, error)) => {
+                tracing::debug!(%error, "the journal still cannot be written");
+            }
+            Err((CommitFailure::Unknown, error)) => self.fail(error.into()),
+        }
+    }
+
     /// After a failed sync the kernel may hold pages for clean that never reached the disk: only a new start, which
     /// reads the file again, knows what is there.
     fn fail(&mut self, error: anyhow::Error) {
-        if let Some(failed) = self.failed.take() {
-            let _ = failed.send(error.context("the journal's disk can no longer be trusted"));
-        }
+        self.is_trusted = false;
+        self.reports.send(error.context("the journal's disk can no longer be trusted"));
     }
 
     /// One transaction with the whole batch. When it returns `Ok`, the batch survives a power cut.

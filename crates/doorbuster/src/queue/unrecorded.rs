@@ -64,6 +64,19 @@ impl Unrecorded {
         self.reviving.lock().values().for_each(|claim| visit(claim));
     }
 
+    /// The newest claims that are wanted, newest first, at most `count`; `is_wanted` is short work, a shard is locked
+    /// meanwhile.
+    #[must_use]
+    pub fn newest(&self, count: usize, is_wanted: impl Fn(&Claim) -> bool) -> Vec<Arc<Claim>> {
+        let mut found: Vec<Arc<Claim>> = Vec::new();
+        for shard in &self.shards {
+            found.extend(shard.lock().values().filter(|claim| is_wanted(claim)).map(Arc::clone));
+            found.sort_unstable_by_key(|claim| std::cmp::Reverse(claim.order));
+            found.truncate(count);
+        }
+        found
+    }
+
     /// The claims of one buyer, newest first. Ids carry their buyer's bucket, so the others are passed over without
     /// looking at them.
     #[must_use]

@@ -1,6 +1,7 @@
 //! A whole server for one test, started exactly as the product starts it, and clients that state what they expect.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use doorbuster::clock::Clock;
 use doorbuster::config::Settings;
 use doorbuster::edge::auth::sign_demo_token;
 use doorbuster::ledger::Changed;
+use doorbuster::queue::sqlite;
 use rules::buyer::BuyerId;
 use rules::pass::{Pass, PassKeys};
 use rules::sale::SaleAction;
@@ -16,7 +18,7 @@ use rules::time::UnixMs;
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::disk::Disk;
+use testkit::disk::{Beside, Disk};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -65,14 +67,19 @@ impl TestApp {
     /// With its files on a disk that may break.
     pub async fn on_disk(folder: TempDir, disk: &Disk) -> Self {
         let settings = settings(folder.path(), &[]);
-        Self::start_on(folder, Clock::system(), settings, Some(disk.vfs_name())).await
+        Self::start_on(folder, Clock::system(), settings, Some(&breakable(disk, None))).await
     }
 
-    async fn start_on(folder: TempDir, clock: Clock, settings: Settings, vfs: Option<&str>) -> Self {
+    async fn start_on(
+        folder: TempDir,
+        clock: Clock,
+        settings: Settings,
+        disk: Option<&Arc<dyn sqlite::Disk>>,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
-        let server = Server::start_on(settings, clock, listener, None, shutdown.clone(), vfs).await.unwrap();
+        let server = Server::start_on(settings, clock, listener, None, shutdown.clone(), disk).await.unwrap();
         let app = Arc::clone(&server.app);
         let running = Some(tokio::spawn(server.until_the_end()));
         let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(40)).build().unwrap();
@@ -273,6 +280,32 @@ pub fn draft_between(opens_in_s: i64, closes_in_s: i64, stock: u32) -> Value {
             "max_per_order": 5,
         }],
     })
+}
+
+/// A disk as the product takes it. Logs are copied after so many pages, or after as many as on a real one.
+pub fn breakable(disk: &Disk, copy_pages: Option<u32>) -> Arc<dyn sqlite::Disk> {
+    Arc::new(Breakable { vfs: disk.vfs_name().to_owned(), beside: disk.beside(), copy_pages })
+}
+
+#[derive(Debug)]
+struct Breakable {
+    vfs: String,
+    beside: Beside,
+    copy_pages: Option<u32>,
+}
+
+impl sqlite::Disk for Breakable {
+    fn vfs(&self) -> &str {
+        &self.vfs
+    }
+
+    fn sync(&self, path: &Path) -> std::io::Result<()> {
+        self.beside.sync(path.to_str().unwrap())
+    }
+
+    fn copy_pages(&self) -> Option<u32> {
+        self.copy_pages
+    }
 }
 
 pub struct TestSale {

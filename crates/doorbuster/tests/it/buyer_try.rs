@@ -122,6 +122,13 @@ async fn an_expired_pass_shows_its_order_if_there_is_one() {
     let seen = ann.buy_with(sale.offer(), text(&used["pass"]), 1, 200).await;
     assert_eq!(seen["id"], order["id"]);
     assert_code(&bob.buy_with(sale.offer(), text(&unused["pass"]), 1, 403).await, "pass_expired");
+    for quantity in [json!(0), json!(1_000_000), json!(null), json!("1")] {
+        let body = |pass: &Value| json!({"pass": pass, "quantity": quantity});
+        let seen = app.call("POST", &path(&sale), None, Some(&body(&used["pass"])), 200).await;
+        assert_eq!(seen["id"], order["id"], "{quantity}");
+        let refused = app.call("POST", &path(&sale), None, Some(&body(&unused["pass"])), 403).await;
+        assert_code(&refused, "pass_expired");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

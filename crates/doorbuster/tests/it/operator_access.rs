@@ -5,10 +5,11 @@ use doorbuster::app::Server;
 use doorbuster::clock::Clock;
 use doorbuster::edge::openapi;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use crate::app::{ADMIN_KEY, TestApp, settings};
+use crate::app::{ADMIN_KEY, TestApp, draft, settings};
 
 const AN_ID: &str = "01k9zq3v8g7m4x2r5w6t0n1pbc";
 
@@ -225,6 +226,48 @@ async fn met_nowhere_else(proxies: &str) {
     for at in [public_at, private_at] {
         assert_eq!((ask(at, "/healthz").await, ask(at, "/readyz").await), (200, 200));
     }
+    shutdown.cancel();
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_get_in_by_their_own_listener_while_buyers_have_every_connection() {
+    const CONNECTIONS: usize = 3;
+    let folder = tempfile::tempdir().unwrap();
+    let bind = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (public, private) = (bind().await, bind().await);
+    let (public_at, private_at) = (public.local_addr().unwrap(), private.local_addr().unwrap());
+    let shutdown = CancellationToken::new();
+    let settings = settings(folder.path(), &[&format!("limits.connections={CONNECTIONS}")]);
+    let server =
+        Server::start(settings, Clock::system(), public, Some(private), shutdown.clone()).await.unwrap();
+    let running = tokio::spawn(server.until_the_end());
+    let mut buyers = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut buyer = TcpStream::connect(public_at).await.unwrap();
+        buyer.write_all(b"GET /healthz HTTP/1.1\r\nhost: shop\r\n\r\n").await.unwrap();
+        let mut answer = [0; 12];
+        buyer.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200");
+        buyers.push(buyer);
+    }
+    let mut one_more = TcpStream::connect(public_at).await.unwrap();
+    assert_eq!(one_more.read(&mut [0; 12]).await.unwrap_or(0), 0, "no place is left for a buyer");
+
+    // Each call on a connection of its own.
+    let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
+    let healthy = client.get(format!("http://{private_at}/healthz")).send().await.unwrap();
+    assert_eq!(healthy.status(), 200);
+    let call = async |path: &str, body: Value| {
+        let url = format!("http://{private_at}/admin/v1/sales{path}");
+        let answer = client.post(url).bearer_auth(ADMIN_KEY).json(&body).send().await.unwrap();
+        assert!(answer.status().is_success(), "{path}: {}", answer.status());
+        answer.json::<Value>().await.unwrap()
+    };
+    let sale = call("", draft(3)).await["id"].as_str().unwrap().to_owned();
+    call(&format!("/{sale}/publish"), json!({})).await;
+    assert_eq!(call(&format!("/{sale}/pause"), json!({})).await["state"], "paused");
+    drop(buyers);
     shutdown.cancel();
     running.await.unwrap().unwrap();
 }

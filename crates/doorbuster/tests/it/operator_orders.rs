@@ -4,6 +4,7 @@ use rules::buyer::BuyerId;
 use serde_json::{Value, json};
 
 use crate::app::{ADMIN_KEY, TestApp, TestSale, draft, draft_between};
+use crate::buyer_orders::second_hand;
 
 async fn buy(app: &TestApp, sale: &TestSale, name: &str, quantity: u32) -> String {
     let buyer = app.buyer(name);
@@ -73,6 +74,48 @@ async fn orders_are_found_by_everything_they_can_be_asked_for() {
             assert_eq!(problem["field"], field, "{query}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queued_order_is_found_before_the_ledger_has_it() {
+    let app = TestApp::start().await;
+    let (one, two) = (app.open_sale(9).await, app.open_sale(9).await);
+    let hand = second_hand(&app);
+    hand.execute_batch("begin immediate").unwrap();
+    let first = buy(&app, &one, "ann", 2).await;
+    let mut all = vec![first.clone(), buy(&app, &one, "bob", 1).await, buy(&app, &two, "ann", 1).await];
+    let (bobs, third) = (all[1].clone(), all[2].clone());
+    let order = app.operate("GET", &format!("/admin/v1/orders/{first}"), None, 200).await;
+    assert_eq!((&order["state"], &order["seq"]), (&json!("queued"), &json!(1)));
+    assert_eq!((&order["buyer"], &order["quantity"]), (&json!("ann"), &json!(2)));
+    // Ids sort by their time, newest first.
+    all.sort_unstable_by(|one, other| other.cmp(one));
+    assert_eq!(found(&app, "state=queued").await, all);
+    assert_eq!(found(&app, "state=queued&buyer=bob").await, std::slice::from_ref(&bobs));
+    assert_eq!(found(&app, &format!("state=queued&sale={}", two.id)).await, std::slice::from_ref(&third));
+    assert_eq!(found(&app, &format!("state=queued&offer={}", two.offer())).await, [third]);
+    assert_eq!(found(&app, &format!("state=queued&order={bobs}")).await, [bobs]);
+    assert_eq!(found(&app, "").await, [""; 0], "the ledger has none");
+    let page = app.operate("GET", "/admin/v1/orders?state=queued&limit=2", None, 200).await;
+    let cursor = page["next_cursor"].as_str().unwrap();
+    assert_eq!(found(&app, &format!("state=queued&limit=2&cursor={cursor}")).await, all[2..]);
+    assert_eq!(
+        found(&app, "state=queued&cursor=7").await,
+        [""; 0],
+        "the ledger's orders come after the queued"
+    );
+    let problem = app.operate("GET", "/admin/v1/orders?state=queued&cursor=queued-7", None, 422).await;
+    assert_eq!(problem["field"], "cursor");
+    hand.execute_batch("rollback").unwrap();
+    app.settled().await;
+    assert_eq!(found(&app, "state=queued").await, [""; 0]);
+    assert_eq!(
+        found(&app, &format!("cursor={cursor}")).await.len(),
+        3,
+        "and before them all that were queued"
+    );
+    let order = app.operate("GET", &format!("/admin/v1/orders/{first}"), None, 200).await;
+    assert_eq!(order["state"], "awaiting_payment");
 }
 
 #[tokio::test(flavor = "multi_thread")]

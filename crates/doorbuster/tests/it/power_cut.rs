@@ -22,7 +22,7 @@ mod heavy {
     use testkit::disk::{Disk, Fault, Kind, OperationKind, PowerCut};
     use tokio_util::sync::CancellationToken;
 
-    use crate::app::{PATIENCE, draft, settings};
+    use crate::app::{PATIENCE, breakable, draft, settings};
     use crate::torture::{Torture, keep_disk};
 
     const STOCK: u32 = 30;
@@ -43,10 +43,19 @@ mod heavy {
 
     impl Engine {
         async fn open(disk: &Disk) -> anyhow::Result<Self> {
+            Self::open_with(disk, None).await
+        }
+
+        /// With logs that are copied into their files again and again.
+        async fn copying(disk: &Disk) -> Self {
+            Self::open_with(disk, Some(4)).await.unwrap()
+        }
+
+        async fn open_with(disk: &Disk, copy_pages: Option<u32>) -> anyhow::Result<Self> {
             let settings = settings(&PathBuf::from("shop"), &["ledger=sqlite:shop/doorbuster.db"]);
             let shutdown = CancellationToken::new();
             let (app, workers) =
-                app::open(settings, Clock::system(), shutdown, Some(disk.vfs_name())).await?;
+                app::open(settings, Clock::system(), shutdown, Some(&breakable(disk, copy_pages))).await?;
             Ok(Self { app, workers })
         }
 
@@ -478,5 +487,100 @@ mod heavy {
         assert_eq!(told(&engine.claim(1).await), Told::Busy);
         engine.close(Duration::ZERO).await;
         check(&disk, &History::of([(0, Told::Unsure), (1, Told::Busy)]), "after a failed sync").await;
+    }
+
+    /// So many buyers one after the other, each with a commit of both files: enough for their logs to be copied.
+    fn one_by_one(buyers: std::ops::Range<u128>) -> Vec<Step> {
+        buyers.map(|number| Step::Claims(vec![number])).collect()
+    }
+
+    async fn stops(engine: &mut Engine, what: &str) {
+        let failure = tokio::time::timeout(PATIENCE, engine.workers.failure()).await;
+        let failure = failure.unwrap_or_else(|_| panic!("{what}: goes on")).to_string();
+        assert!(failure.contains("can no longer be trusted"), "{what}: {failure}");
+    }
+
+    /// Fails the n-th sync of one of the files themselves: pages of its log are being copied into it. Answers whether
+    /// there was such a sync.
+    async fn break_copying(file: &str, n: u64, kind: Kind) -> bool {
+        let what = format!("sync {n} of {file}: {kind:?}");
+        let disk = prepared(true).await;
+        let mut engine = Engine::copying(&disk).await;
+        engine.app.change_stock(OfferId(2), 40, "more".into()).await.unwrap();
+        disk.plan(Fault::at(n, kind).on(OperationKind::Sync).of_file(file));
+        let mut history = work(&engine, &one_by_one(0..50), PATIENCE, &what).await;
+        history.changes.push((40, Made::Yes));
+        assert!(history.claims.values().all(|told| *told == Told::Queued), "{what}: {history:?}");
+        if disk.fired() {
+            stops(&mut engine, &what).await;
+        }
+        engine.close(Duration::from_secs(5)).await;
+        let fired = disk.fired();
+        check(&disk.power_cut(PowerCut::DropUnsynced), &history, &what).await;
+        fired
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_sync_that_fails_while_a_log_is_copied_stops_the_engine_and_loses_nothing() {
+        for file in ["journal.db", "doorbuster.db"] {
+            let mut met = 0;
+            while break_copying(file, met + 1, Kind::LostSync).await {
+                met += 1;
+            }
+            assert!(met >= 3, "{file} is copied {met} times");
+            for kind in [Kind::Eio, Kind::ErrorAfterSuccess] {
+                assert!(break_copying(file, 2, kind).await);
+            }
+        }
+    }
+
+    /// Who reads an old state keeps a copy from its end: SQLite counts the pages before it as copied and leaves their sync
+    /// for later. If that one fails, no later copy writes them again.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn pages_that_count_as_copied_and_are_lost_with_a_sync_are_still_in_the_log() {
+        let disk = prepared(true).await;
+        let mut engine = Engine::copying(&disk).await;
+        engine.app.change_stock(OfferId(2), 100, "more".into()).await.unwrap();
+        let mut history = work(&engine, &one_by_one(0..8), PATIENCE, "nothing fails").await;
+        let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+        let reader =
+            rusqlite::Connection::open_with_flags_and_vfs("shop/doorbuster.db", flags, disk.vfs_name())
+                .unwrap();
+        reader.execute_batch("begin").unwrap();
+        let _: u32 = reader.query_row("select count(*) from orders", [], |row| row.get(0)).unwrap();
+        disk.plan(Fault::at(1, Kind::LostSync).on(OperationKind::Sync).of_file("doorbuster.db"));
+        history.claims.extend(work(&engine, &one_by_one(8..24), PATIENCE, "a sync fails").await.claims);
+        testkit::eventually(PATIENCE, || disk.fired());
+        reader.execute_batch("rollback").unwrap();
+        drop(reader);
+        history.claims.extend(work(&engine, &one_by_one(24..100), PATIENCE, "going on").await.claims);
+        history.changes.push((100, Made::Yes));
+        assert!(history.claims.values().all(|told| *told == Told::Queued), "{history:?}");
+        stops(&mut engine, "after the sync").await;
+        engine.close(Duration::from_secs(5)).await;
+        check(&disk.power_cut(PowerCut::DropUnsynced), &history, "after a lost sync").await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_log_that_finds_no_space_in_its_file_is_copied_later() {
+        let disk = prepared(true).await;
+        let mut engine = Engine::copying(&disk).await;
+        engine.app.change_stock(OfferId(2), 70, "more".into()).await.unwrap();
+        for file in ["journal.db", "doorbuster.db"] {
+            disk.plan(Fault::at(2, Kind::EnospcOnce).on(OperationKind::Write).of_file(file));
+        }
+        let mut history = work(&engine, &one_by_one(0..80), PATIENCE, "no space").await;
+        history.changes.push((70, Made::Yes));
+        assert!(history.claims.values().all(|told| *told == Told::Queued), "{history:?}");
+        assert!(disk.fired());
+        for file in ["shop/journal.db", "shop/doorbuster.db"] {
+            testkit::eventually(PATIENCE, || {
+                disk.log().iter().any(|entry| entry.kind == OperationKind::Sync && entry.file == file)
+            });
+        }
+        let failure = tokio::time::timeout(Duration::ZERO, engine.workers.failure()).await;
+        assert!(failure.is_err(), "{failure:?}");
+        engine.close(Duration::from_secs(5)).await;
+        check(&disk.power_cut(PowerCut::DropUnsynced), &history, "after a copy without space").await;
     }
 }

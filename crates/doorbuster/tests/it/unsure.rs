@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use testkit::disk::{Disk, Fault, Kind, OperationKind, PowerCut};
 
-use crate::app::{TestApp, TestSale, assert_code};
+use crate::app::{PATIENCE, TestApp, TestSale, assert_code};
 use crate::buyer_orders::second_hand;
 
 /// A server whose next sync of the journal goes wrong, and its sale of three units, one of them sold.
@@ -95,7 +95,15 @@ async fn a_full_disk_is_busy_to_buyers_until_there_is_space_again() {
         told_busy(&app, &sale, &pass).await;
     }
     assert!(disk.fired());
+    // Each time it is tried whether there is space.
+    for _ in 0..20 {
+        assert_code(&app.operate("GET", "/readyz", None, 503).await, "not_ready");
+    }
     disk.free_space();
+    // Also while nobody tries to buy.
+    let is_ready = async || app.send(app.client.get(app.url("/readyz"))).await.0 == 200;
+    let asked = tokio::time::timeout(PATIENCE, async { while !is_ready().await {} });
+    asked.await.expect("with space again it is ready again");
     ann.buy_with(sale.offer(), &pass, 1, 202).await;
     app.settled().await;
     let stats = app.stats(&sale).await;

@@ -167,6 +167,15 @@ impl State {
         }
     }
 
+    /// As somebody does who opens the file for this alone.
+    pub fn sync_by_name(&mut self, name: &str) -> Result<(), Refusal> {
+        let opening = Opening { create: false, exclusive: false, delete_on_close: false, is_journal: false };
+        let handle = self.open(Some(name), opening)?;
+        let synced = self.sync(handle);
+        self.close(handle);
+        synced
+    }
+
     pub fn delete(&mut self, name: &str, sync_folder: bool) -> Result<(), Refusal> {
         self.alive()?;
         if !self.names.contains_key(name) {

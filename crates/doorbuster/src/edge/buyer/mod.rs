@@ -36,6 +36,8 @@ use super::refusal::Refusal;
 use crate::app::App;
 use crate::telemetry::metrics::Shed;
 
+pub use orders::Cursor;
+
 /// Where sockets and event streams begin.
 pub const EVENTS_PATH: &str = "/api/v1/events";
 

@@ -64,7 +64,7 @@ pub async fn attempt(
 
 /// Where the last page ended: queued orders come first, then those that the ledger has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cursor {
+pub enum Cursor {
     Queued(OrderId),
     Recorded(u64),
 }

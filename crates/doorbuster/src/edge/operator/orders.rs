@@ -1,4 +1,5 @@
-//! Orders of all buyers: search, look, export. Read only, from the ledger: what is still queued is not in it yet.
+//! Orders of all buyers: search, look, export. Read only, from the ledger; what is still queued is not in it yet and is
+//! looked up in the queue.
 
 use std::sync::Arc;
 
@@ -13,12 +14,15 @@ use rules::buyer::BuyerId;
 use rules::id::OrderId;
 use rules::order::{Reason, State as OrderState};
 use rules::time::UnixMs;
-use rules::wire::{Code, OperatorOrder, Page};
+use rules::wire::{Code, OperatorOrder, OrderView, Page};
 use serde::Deserialize;
 
-use super::refusals::{OfList, OfLook};
-use super::{Operator, number_cursor, page_limit, told};
+use super::refusals::{OfList, OfOrder};
+use super::{Operator, page_limit, told};
 use crate::app::App;
+use crate::desk::Seen;
+use crate::edge::answer::Extra;
+use crate::edge::buyer::Cursor;
 use crate::edge::extract::{IdPath, QueryOf, parse_named};
 use crate::edge::refusal::{Answer, Refusal, json};
 use crate::ledger::{Order, OrderSearch};
@@ -60,7 +64,8 @@ pub struct OrderQuery {
     /// Orders of this buyer: the `sub` of their token, byte by byte.
     #[param(max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
     buyer: Option<String>,
-    /// Orders in this state. What is still `queued` is not in the ledger and not found.
+    /// Orders in this state. Those that are `queued` are on their way into the ledger and found by this alone; all other
+    /// searches, and exports, find what is in the ledger.
     #[param(pattern = "^(queued|awaiting_payment|paid|closed|refused|refunding|refunded|refund_failed)?$")]
     state: Option<String>,
     /// The order with this id.
@@ -70,7 +75,7 @@ pub struct OrderQuery {
     #[param(value_type = Option<u32>, minimum = 1, maximum = 200, default = 50)]
     limit: Option<String>,
     /// `next_cursor` of the page before.
-    #[param(pattern = "^[0-9]{0,19}$")]
+    #[param(pattern = "^([0-9]{0,19}|queued-[0-7][0-9a-hjkmnp-tv-zA-HJKMNP-TV-Z]{25})$")]
     cursor: Option<String>,
 }
 
@@ -88,9 +93,18 @@ impl OrderQuery {
             order: told(self.order.as_deref()).map(|text| parse_named("order", text)).transpose()?,
             buyer: told(self.buyer.as_deref()).map(buyer).transpose()?,
             state: told(self.state.as_deref()).map(state).transpose()?,
-            before: number_cursor(self.cursor.as_deref())?,
+            before: match self.cursor()? {
+                Some(Cursor::Recorded(number)) => Some(number),
+                Some(Cursor::Queued(_)) | None => None,
+            },
             limit: page_limit(self.limit.as_deref())?,
         })
+    }
+
+    /// Where the last page ended. Queued orders come before those of the ledger.
+    fn cursor(&self) -> Result<Option<Cursor>, Refusal> {
+        let cursor = |text: &str| text.parse().map_err(|_| Refusal::field("cursor", "is none of ours"));
+        told(self.cursor.as_deref()).map(cursor).transpose()
     }
 }
 
@@ -100,17 +114,66 @@ impl OrderQuery {
     responses((status = 200, body = Page<OperatorOrder>), OfList), security(("admin_key" = []))
 )]
 pub async fn search(_: Operator, State(app): State<Arc<App>>, QueryOf(query): QueryOf<OrderQuery>) -> Answer {
-    let page = app.ledger.search_orders(query.search()?).await?;
+    let search = query.search()?;
+    if search.state == Some(OrderState::Queued) {
+        let before = query.cursor()?.map(|cursor| match cursor {
+            Cursor::Queued(order) => order,
+            // No queued order comes after it.
+            Cursor::Recorded(_) => OrderId(0),
+        });
+        return queued(&app, &search, before).await;
+    }
+    let page = app.ledger.search_orders(search).await?;
     let items: Vec<_> = page.orders.iter().map(operator_order).collect();
     Ok(json(StatusCode::OK, &Page { items, next_cursor: page.next.map(|next| next.to_string()) }))
 }
 
-/// One order, whoever owns it.
+/// A page of the orders that are on their way into the ledger.
+async fn queued(app: &App, search: &OrderSearch, before: Option<OrderId>) -> Answer {
+    let limit = usize::try_from(search.limit).unwrap_or(usize::MAX);
+    let mut claims = app.gate.unrecorded.newest(limit.saturating_add(1), |claim| {
+        let sale = || app.catalogue.offer(claim.offer).map(|card| card.sale.sale.id);
+        before.is_none_or(|before| claim.order < before)
+            && search.order.is_none_or(|order| order == claim.order)
+            && search.offer.is_none_or(|offer| offer == claim.offer)
+            && search.buyer.as_ref().is_none_or(|buyer| *buyer == claim.buyer)
+            && search.sale.is_none_or(|wanted| sale() == Some(wanted))
+    });
+    let is_last = claims.len() <= limit;
+    claims.truncate(limit);
+    let next_cursor = claims.last().filter(|_| !is_last).map(|last| Cursor::Queued(last.order).to_string());
+    let mut items = Vec::with_capacity(claims.len());
+    for claim in claims {
+        // One whose commit is under way is waited for; one that was recorded meanwhile is no longer queued.
+        if let Seen::Order(order) = app.see_order(claim.order, &claim.buyer).await?
+            && order.state == OrderState::Queued
+        {
+            items.push(seen_order(order, &claim.buyer));
+        }
+    }
+    Ok(json(StatusCode::OK, &Page { items, next_cursor }))
+}
+
+fn seen_order(order: Arc<OrderView>, buyer: &BuyerId) -> OperatorOrder {
+    OperatorOrder { order: Arc::unwrap_or_clone(order), buyer: buyer.as_str().to_owned() }
+}
+
+/// One order, whoever owns it, also one that is still queued.
 #[utoipa::path(
     get, path = "/admin/v1/orders/{order}", tag = "operator", params(("order" = OrderId, Path)),
-    responses((status = 200, body = OperatorOrder), OfLook), security(("admin_key" = []))
+    responses((status = 200, body = OperatorOrder), OfOrder), security(("admin_key" = []))
 )]
 pub async fn get(_: Operator, State(app): State<Arc<App>>, IdPath(id): IdPath<OrderId>) -> Answer {
+    // The queue first, then the ledger: an order on its way from one to the other is seen.
+    if let Some(claim) = app.gate.unrecorded.get(id) {
+        match app.see_order(id, &claim.buyer).await? {
+            Seen::Order(order) => return Ok(json(StatusCode::OK, &seen_order(order, &claim.buyer))),
+            Seen::NotFound => {}
+            Seen::Unsure => {
+                return Err(Refusal::with(Code::Unsure, Extra { order_id: Some(id), ..Extra::default() }));
+            }
+        }
+    }
     let order = app.ledger.order(id).await?.ok_or_else(|| Refusal::new(Code::NotFound))?;
     Ok(json(StatusCode::OK, &operator_order(&order)))
 }

@@ -26,6 +26,8 @@ operator_refusals! {
     OfList = InvalidRequest;
     /// Looking at one thing.
     OfLook = NotFound;
+    /// Looking at an order, which may be on its way to the disk.
+    OfOrder = NotFound Unsure;
     /// Looking at a page of one thing.
     OfPage = NotFound InvalidRequest;
     /// Throwing a thing away.

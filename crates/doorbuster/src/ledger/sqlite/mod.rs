@@ -41,8 +41,8 @@ pub use tail::EventPage;
 pub use webhooks::{ParkedEvent, SecretChange, Standing, WEBHOOKS_MAX, Webhook, WebhookEdit};
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use anyhow::Context as _;
@@ -54,9 +54,9 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::{LedgerError, LedgerResult};
-use crate::failure::Failure;
+use crate::failure::{Failure, Reports};
 use crate::queue::copying::{Log, stand_back};
-use crate::queue::sqlite::{CommitFailure, classify_commit, open_reader, open_writer};
+use crate::queue::sqlite::{CommitFailure, Disk, classify_commit, open_reader, open_writer};
 
 const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0001_ledger.sql"),
@@ -174,8 +174,13 @@ pub struct SqliteLedger {
 
 impl SqliteLedger {
     /// Opens or makes the ledger and brings its tables up to date. `new_incarnation` names a ledger that is made now.
-    pub fn open(path: &Path, vfs: Option<&str>, new_incarnation: [u8; 16]) -> anyhow::Result<Self> {
-        let mut connection = open_writer(path, vfs)?;
+    pub fn open(
+        path: &Path,
+        disk: Option<&Arc<dyn Disk>>,
+        new_incarnation: [u8; 16],
+    ) -> anyhow::Result<Self> {
+        let sqlites_disk = disk.map(|disk| &**disk);
+        let mut connection = open_writer(path, sqlites_disk)?;
         connection.pragma_update(None, "cache_size", -WRITER_CACHE_KIB)?;
         let migrations = Migrations::new(MIGRATIONS.iter().copied().map(M::up).collect());
         migrations
@@ -188,7 +193,7 @@ impl SqliteLedger {
         let (clerk, batches) = crossbeam_channel::bounded(WRITES_WAITING_MAX);
         let (reads, read_work) = crossbeam_channel::bounded(READS_WAITING_MAX);
         let watched = Watched::default();
-        let log = Log::of(&connection, path, vfs, COPY_PAGES)?;
+        let log = Log::of(&connection, path, disk, COPY_PAGES, watched.reports.clone())?;
         let writing = Mutex::new(Writing { connection, log, watched: watched.clone() });
         let writer = Arc::new(Writer { writing, wanted: AtomicBool::new(false) });
         let (settler, recorder) = (Arc::clone(&writer), Arc::clone(&writer));
@@ -197,7 +202,7 @@ impl SqliteLedger {
             spawn("ledger-clerk", move || recorder.record_all(&batches))?,
         ];
         for _ in 0..READERS {
-            let connection = open_reader(path, vfs)?;
+            let connection = open_reader(path, sqlites_disk)?;
             let read_work = read_work.clone();
             threads.push(spawn("ledger-reader", move || run_reader(connection, &read_work))?);
         }
@@ -219,7 +224,7 @@ impl SqliteLedger {
     /// Whom the writer tells of a commit of which nobody knows whether it happened: gate and ledger may disagree from
     /// there on. The first one named is told.
     pub fn report_to(&self, failure: Arc<Failure>) {
-        let _ = self.watched.failure.set(failure);
+        self.watched.reports.go_to(failure);
     }
 
     /// How many orders have let go of their units here whose release has not reached the gate.
@@ -305,15 +310,13 @@ fn writer_is_gone() -> LedgerError {
 /// Sees to it that an unknown end of a commit, or of a writing thread, does not stay unheard.
 #[derive(Clone, Debug, Default)]
 struct Watched {
-    failure: Arc<OnceLock<Arc<Failure>>>,
+    reports: Reports,
     died: CancellationToken,
 }
 
 impl Watched {
     fn report(&self, reason: &str) {
-        if let Some(failure) = self.failure.get() {
-            failure.report(anyhow::anyhow!("the ledger's disk can no longer be trusted: {reason}"));
-        }
+        self.reports.send(anyhow::anyhow!("the ledger's disk can no longer be trusted: {reason}"));
     }
 }
 
