@@ -1,13 +1,13 @@
 //! The composition root: opens the files, rebuilds the gate, starts the workers and the edge, and ends them in order.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use rules::pass::PassKeys;
 use rules::time::UnixMs;
 use secrecy::ExposeSecret as _;
@@ -36,13 +36,16 @@ use crate::payment::port::Port;
 use crate::payment::refunds::{self, Refunds};
 use crate::queue::journal::JournalParts;
 use crate::queue::sqlite::{Disk, file_version};
-use crate::queue::{Claim, Journal, Journaled, Unrecorded};
+use crate::queue::{Claim, Journal, JournalHandle, JournalLook, Journaled, Unrecorded};
 use crate::strikes;
 use crate::sweeper::{self, Captures, Outages};
 use crate::telemetry::Metrics;
 
 /// The journal's file in the data folder.
 pub(crate) const JOURNAL_FILE: &str = "journal.db";
+
+/// Whoever changes the data folder holds a lock on this file in it.
+const LOCK_FILE: &str = "lock";
 
 /// How often the housekeeper looks around.
 const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(1);
@@ -103,9 +106,20 @@ pub struct App {
 #[derive(Debug)]
 pub struct Server {
     pub app: Arc<App>,
-    workers: Workers,
+    work: Work,
     edge: edge::server::EdgeHandle,
-    _lock: File,
+    /// None for a look.
+    _lock: Option<File>,
+}
+
+/// Who takes claims from the journal to the ledger.
+#[derive(Debug)]
+enum Work {
+    Running(Box<Workers>),
+    /// Nobody: what a look found in the journal stays there, and keeps its room in the queue meanwhile.
+    Resting {
+        _claims: Vec<Journaled>,
+    },
 }
 
 /// The journal's thread and the clerk.
@@ -144,7 +158,35 @@ impl Server {
         app.port.listens_at(listener.local_addr().context("the listener has no address")?);
         start_housekeeping(&app);
         let edge = edge::server::start(&app, listener, operator)?;
-        Ok(Self { app, workers, edge, _lock: lock })
+        Ok(Self { app, work: Work::Running(Box::new(workers)), edge, _lock: Some(lock) })
+    }
+
+    /// A server for one command on a folder whose own server does not run. It does what it is asked for and nothing
+    /// else: no sale is published, no order closed, no refund asked for, nothing sent because its time has come. The
+    /// next real server does all that, and what follows from the command.
+    pub async fn start_to_change(
+        settings: Settings,
+        clock: Clock,
+        listener: TcpListener,
+        shutdown: CancellationToken,
+    ) -> anyhow::Result<Self> {
+        let lock = lock_data_dir(&settings.data_dir)?;
+        let (app, workers) = open(settings, clock, shutdown, None).await?;
+        let edge = edge::server::start(&app, listener, None)?;
+        Ok(Self { app, work: Work::Running(Box::new(workers)), edge, _lock: Some(lock) })
+    }
+
+    /// The same for a command that only looks: it cannot change a row, and it keeps no server from starting.
+    pub async fn start_to_look(
+        settings: Settings,
+        clock: Clock,
+        listener: TcpListener,
+        shutdown: CancellationToken,
+    ) -> anyhow::Result<Self> {
+        ensure_unused(&settings.data_dir)?;
+        let (app, claims) = open_to_look(settings, clock, shutdown).await?;
+        let edge = edge::server::start(&app, listener, None)?;
+        Ok(Self { app, work: Work::Resting { _claims: claims }, edge, _lock: None })
     }
 
     /// Serves until the end, then closes in the order of the funnel: the edge drains, the journal answers what it
@@ -152,7 +194,7 @@ impl Server {
     pub async fn until_the_end(mut self) -> anyhow::Result<()> {
         let outcome = tokio::select! {
             () = self.app.shutdown.cancelled() => Ok(()),
-            failure = self.workers.failure() => Err(failure),
+            failure = self.work.failure() => Err(failure),
         };
         self.app.shutdown.cancel();
         let drain = Duration::from_secs(self.app.settings.drain_s.into());
@@ -161,8 +203,19 @@ impl Server {
         if tokio::time::timeout(drain, self.app.tasks.wait()).await.is_err() {
             tracing::warn!("some changes were still under way at the end");
         }
-        self.workers.end(&self.app, if outcome.is_ok() { drain } else { Duration::ZERO }).await;
+        if let Work::Running(workers) = self.work {
+            workers.end(&self.app, if outcome.is_ok() { drain } else { Duration::ZERO }).await;
+        }
         outcome
+    }
+}
+
+impl Work {
+    async fn failure(&mut self) -> anyhow::Error {
+        match self {
+            Self::Running(workers) => workers.failure().await,
+            Self::Resting { .. } => std::future::pending().await,
+        }
     }
 }
 
@@ -223,28 +276,44 @@ pub async fn migrate(settings: &Settings) -> anyhow::Result<Migrated> {
 pub(crate) fn lock_data_dir(data_dir: &Path) -> anyhow::Result<File> {
     std::fs::create_dir_all(data_dir)
         .with_context(|| format!("cannot make the data folder {}", data_dir.display()))?;
-    let path = data_dir.join("lock");
+    let path = data_dir.join(LOCK_FILE);
     let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
     match file.try_lock() {
         Ok(()) => {}
-        Err(std::fs::TryLockError::WouldBlock) => {
-            let owner = std::fs::read_to_string(&path).unwrap_or_default();
-            bail!(
-                "another doorbuster (process {}) uses the data folder {}. Stop it first, or choose another data_dir.",
-                owner.trim(),
-                data_dir.display()
-            );
-        }
-        Err(std::fs::TryLockError::Error(error)) => return Err(error).context("cannot lock the data folder"),
+        Err(TryLockError::WouldBlock) => return Err(in_use(data_dir)),
+        Err(TryLockError::Error(error)) => return Err(error).context("cannot lock the data folder"),
     }
     file.set_len(0)?;
     write!(file, "{}", std::process::id())?;
     Ok(file)
 }
 
-/// What a journal claim needs to go on its way again.
-struct Replay {
-    claims: Vec<(u64, Arc<Claim>)>,
+/// Who only looks needs no lock, and must not keep a server from starting. But a folder in use is its server's to speak
+/// of: gate and journal go on beside whoever reads the files.
+pub(crate) fn ensure_unused(data_dir: &Path) -> anyhow::Result<()> {
+    let Ok(file) = File::open(data_dir.join(LOCK_FILE)) else { return Ok(()) };
+    match file.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => Err(in_use(data_dir)),
+        // Where files cannot be locked, nobody holds a lock.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
+    }
+}
+
+fn in_use(data_dir: &Path) -> anyhow::Error {
+    let owner = std::fs::read_to_string(data_dir.join(LOCK_FILE)).unwrap_or_default();
+    anyhow::anyhow!(
+        "another doorbuster (process {}) uses the data folder {}. Stop it first, or choose another data_dir.",
+        owner.trim(),
+        data_dir.display()
+    )
+}
+
+/// What there is before there is an app.
+struct Opened {
+    ledger: SqliteLedger,
+    gate: Gate,
+    metrics: Arc<Metrics>,
+    failure: Arc<Failure>,
 }
 
 /// Opens the files (on another disk, when tests want to break it), rebuilds the gate and starts the workers. Serves
@@ -256,16 +325,14 @@ pub async fn open(
     disk: Option<&Arc<dyn Disk>>,
 ) -> anyhow::Result<(Arc<App>, Workers)> {
     let began = clock.instant();
-    let ledger_path = settings.ledger_path();
-    let ledger = SqliteLedger::open(&ledger_path, disk, rand::random())?;
+    let ledger = SqliteLedger::open(&settings.ledger_path(), disk, rand::random())?;
     let cursor = ledger.cursor().await?;
     let journal = Journal::open(&settings.data_dir.join(JOURNAL_FILE), disk, ledger.incarnation(), cursor)?;
-    let replay = Replay { claims: journal.left()? };
+    let left = journal.left()?;
 
     let metrics = Arc::new(Metrics::new());
     let memory = Arc::new(MemoryGate::new(settings.queue.capacity, rand::random()));
     let unrecorded = Arc::new(Unrecorded::default());
-    let hub = Arc::new(Hub::default());
     // One more than the room: the claims that are replayed come in one piece.
     let (clerk_send, clerk_receive) = mpsc::channel(settings.queue.capacity.saturating_add(1));
     let (failure, reported) = Failure::new();
@@ -282,14 +349,68 @@ pub async fn open(
     let (journal, journal_thread) = journal.start(parts)?;
     let gate = Gate { memory, journal, unrecorded };
 
+    dispatch::keep_broker(&settings, &ledger, &clock).await?;
+    let opened = Opened { ledger, gate, metrics, failure };
+    let app = Box::pin(assemble(settings, clock, shutdown, opened)).await?;
+    let replayed = left.len();
+    let claims = rebuild(&app, left).await?;
+    clerk_send.try_send(claims).context("the clerk cannot take the replayed claims")?;
+    drop(clerk_send);
+    let clerk = Clerk {
+        ledger: app.ledger.clone(),
+        gate: Arc::clone(&app.gate.memory),
+        journal: app.gate.journal.clone(),
+        unrecorded: Arc::clone(&app.gate.unrecorded),
+        hub: Arc::clone(&app.hub),
+        roster: Arc::clone(&app.roster),
+        clock: app.clock.clone(),
+        metrics: Arc::clone(&app.metrics),
+        progress: Arc::clone(&app.captures.recorded),
+        batch: app.settings.clerk.batch,
+        batch_time: Duration::from_millis(app.settings.clerk.batch_ms.into()),
+    };
+    let hurry = CancellationToken::new();
+    // Not among the tasks: the clerk ends after the journal, which is stopped only once the tasks are done.
+    let clerk = TaskTracker::new().spawn(clerk.run(clerk_receive, hurry.clone()));
+    tracing::info!(took_ms = began.elapsed().as_millis(), replayed, "ledger and journal read, gate rebuilt");
+    Ok((app, Workers { journal: journal_thread, clerk, hurry, failed: reported }))
+}
+
+/// The same without anybody who writes, for a look. The claims of the journal are in the gate, and stay where they are.
+async fn open_to_look(
+    settings: Settings,
+    clock: Clock,
+    shutdown: CancellationToken,
+) -> anyhow::Result<(Arc<App>, Vec<Journaled>)> {
+    let ledger = SqliteLedger::open_to_look(&settings.ledger_path())?;
+    let cursor = ledger.cursor().await?;
+    let left = JournalLook::left(&settings.data_dir.join(JOURNAL_FILE), ledger.incarnation(), cursor)?;
+    let gate = Gate {
+        memory: Arc::new(MemoryGate::new(settings.queue.capacity, rand::random())),
+        journal: JournalHandle::closed(),
+        unrecorded: Arc::new(Unrecorded::default()),
+    };
+    let (failure, _) = Failure::new();
+    let opened = Opened { ledger, gate, metrics: Arc::new(Metrics::new()), failure };
+    let app = Box::pin(assemble(settings, clock, shutdown, opened)).await?;
+    let claims = rebuild(&app, left).await?;
+    Ok((app, claims))
+}
+
+async fn assemble(
+    settings: Settings,
+    clock: Clock,
+    shutdown: CancellationToken,
+    opened: Opened,
+) -> anyhow::Result<Arc<App>> {
+    let Opened { ledger, gate, metrics, failure } = opened;
     let secret = |secret: &Option<secrecy::SecretString>| {
         secret.as_ref().map(|s| s.expose_secret().as_bytes().to_vec())
     };
     let pass_secret = secret(&settings.pass.secret).context("pass.secret is not set")?;
     let previous = secret(&settings.pass.previous_secret);
-    dispatch::keep_broker(&settings, &ledger, &clock).await?;
     let limits = &settings.limits;
-    let app = Arc::new(App {
+    Ok(Arc::new(App {
         started_at: clock.now(),
         catalogue: Catalogue::default(),
         roster: Arc::new(Roster::new(settings.strikes.policy(), rand::random())),
@@ -323,34 +444,14 @@ pub async fn open(
         metrics,
         gate,
         ledger,
-        hub,
+        hub: Arc::new(Hub::default()),
         shutdown,
-    });
-    let replayed = replay.claims.len();
-    rebuild(&app, replay, &clerk_send).await?;
-    drop(clerk_send);
-    let clerk = Clerk {
-        ledger: app.ledger.clone(),
-        gate: Arc::clone(&app.gate.memory),
-        journal: app.gate.journal.clone(),
-        unrecorded: Arc::clone(&app.gate.unrecorded),
-        hub: Arc::clone(&app.hub),
-        roster: Arc::clone(&app.roster),
-        clock: app.clock.clone(),
-        metrics: Arc::clone(&app.metrics),
-        progress: Arc::clone(&app.captures.recorded),
-        batch: app.settings.clerk.batch,
-        batch_time: Duration::from_millis(app.settings.clerk.batch_ms.into()),
-    };
-    let hurry = CancellationToken::new();
-    // Not among the tasks: the clerk ends after the journal, which is stopped only once the tasks are done.
-    let clerk = TaskTracker::new().spawn(clerk.run(clerk_receive, hurry.clone()));
-    tracing::info!(took_ms = began.elapsed().as_millis(), replayed, "ledger and journal read, gate rebuilt");
-    Ok((app, Workers { journal: journal_thread, clerk, hurry, failed: reported }))
+    }))
 }
 
 /// gate = ledger + journal entries beyond the ledger's cursor + spent passes. Nobody is served before this is done.
-async fn rebuild(app: &Arc<App>, replay: Replay, clerk: &mpsc::Sender<Vec<Journaled>>) -> anyhow::Result<()> {
+/// Answers what the journal holds, on its way to the clerk.
+async fn rebuild(app: &Arc<App>, left: Vec<(u64, Arc<Claim>)>) -> anyhow::Result<Vec<Journaled>> {
     for sale in app.ledger.sales().await?.iter().rev().filter(|sale| is_public(sale.state)) {
         app.preheat(sale).await?;
     }
@@ -372,13 +473,12 @@ async fn rebuild(app: &Arc<App>, replay: Replay, clerk: &mpsc::Sender<Vec<Journa
         }
     };
     app.ledger.remembered_orders(app.clock.now(), remember).await?;
-    let mut replayed = Vec::with_capacity(replay.claims.len());
-    for (seq, claim) in replay.claims {
+    let mut replayed = Vec::with_capacity(left.len());
+    for (seq, claim) in left {
         replayed.push(replay_claim(app, seq, claim).await?);
     }
-    clerk.try_send(replayed).context("the clerk cannot take the replayed claims")?;
     strikes::load(&app.ledger, &app.roster, app.clock.now()).await?;
-    Ok(())
+    Ok(replayed)
 }
 
 async fn replay_claim(app: &App, seq: u64, claim: Arc<Claim>) -> anyhow::Result<Journaled> {

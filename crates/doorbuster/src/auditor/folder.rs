@@ -11,7 +11,7 @@ use rules::wire::{AuditRequest, AuditView};
 
 use super::mend::Mended;
 use super::{Seen, cut, report, scope_of};
-use crate::app::{JOURNAL_FILE, lock_data_dir};
+use crate::app::{JOURNAL_FILE, ensure_unused, lock_data_dir};
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::ledger::SqliteLedger;
@@ -30,12 +30,12 @@ pub async fn audit(settings: &Settings, request: AuditRequest, clock: &Clock) ->
     audited
 }
 
-/// The last reports that are kept in the folder, newest first. A folder in use is refused.
+/// The last reports that are kept in the folder, newest first; a look that changes nothing. A folder in use is refused.
 pub async fn last(settings: &Settings, limit: u32) -> anyhow::Result<Vec<AuditView>> {
     let path = settings.ledger_path();
     ensure!(path.exists(), "there is no ledger at {}", path.display());
-    let _lock = lock_data_dir(&settings.data_dir)?;
-    let ledger = SqliteLedger::open(&path, None, rand::random())?;
+    ensure_unused(&settings.data_dir)?;
+    let ledger = SqliteLedger::open_to_look(&path)?;
     let rows = ledger.audit_page(None, limit).await;
     ledger.close();
     Ok(rows?.iter().map(|(_, text)| report::read(text)).collect::<Result<_, _>>()?)

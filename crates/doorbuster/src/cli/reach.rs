@@ -1,5 +1,6 @@
 //! How operator commands reach a server: the one that runs, or, when none does, one inside this process on the same
-//! data folder. Either way the command speaks HTTP, so there is one way to do each thing.
+//! data folder. Either way the command speaks HTTP, so there is one way to do each thing. The one inside does what the
+//! command asks for and nothing else, and for a command that only looks it cannot change anything.
 
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use doorbuster::app::Server;
 use doorbuster::clock::Clock;
 use doorbuster::config::Settings;
 use secrecy::SecretString;
+use stampede::words::thousands;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -57,6 +59,7 @@ pub enum Found {
 /// What a command means to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
+    /// Changes nothing in a folder, and tells nobody but whoever asks.
     Look,
     /// Whoever changes a folder without a server should see which one.
     Change,
@@ -71,11 +74,12 @@ impl ReachOptions {
         if access == Access::Change {
             let folder = whole(&settings.data_dir);
             say::complain(&format!(
-                "No server runs: working on the data folder {} itself.",
+                "No server runs: working on the data folder {} itself. What follows (money back, webhooks, deadlines) is \
+                 done by the next server.",
                 folder.display()
             ));
         }
-        self.start_inside().await
+        Box::pin(self.start_inside(access)).await
     }
 
     /// The server that is named or runs on the data folder; else the folder's settings. A folder without a ledger is
@@ -106,7 +110,7 @@ impl ReachOptions {
     }
 
     /// Its secrets are made up: it serves this command and nobody else.
-    async fn start_inside(&self) -> anyhow::Result<Reached> {
+    async fn start_inside(&self, access: Access) -> anyhow::Result<Reached> {
         let key = throwaway_secret();
         let own = [
             "listen=127.0.0.1:0".to_owned(),
@@ -123,8 +127,14 @@ impl ReachOptions {
             bail!("{}", sentences.join("\n"));
         }
         let (listener, address) = bind("listen", &settings.listen)?;
-        let shutdown = CancellationToken::new();
-        let server = Server::start(settings, Clock::system(), listener, None, shutdown.clone()).await?;
+        let (shutdown, clock) = (CancellationToken::new(), Clock::system());
+        let server = match access {
+            Access::Look => Server::start_to_look(settings, clock, listener, shutdown.clone()).await?,
+            Access::Change => Server::start_to_change(settings, clock, listener, shutdown.clone()).await?,
+        };
+        if access == Access::Look {
+            tell_of_waiting(server.app.queue_stats().depth);
+        }
         let running = TaskTracker::new().spawn(server.until_the_end());
         let client = Client::new(&url(address), SecretString::from(key))?;
         Ok(Reached { client, inside: Some(Inside { shutdown, running }) })
@@ -144,6 +154,17 @@ impl Reached {
         let Some(Inside { shutdown, running }) = inside else { return Ok(()) };
         shutdown.cancel();
         running.await?
+    }
+}
+
+/// Whoever looks at lists should know what is not in them.
+fn tell_of_waiting(claims: u64) {
+    if claims > 0 {
+        say::complain(&format!(
+            "Claims that wait in the journal: {}. `sale stats` counts them as held; lists have them once the next server has \
+             recorded them.",
+            thousands(claims)
+        ));
     }
 }
 

@@ -78,6 +78,28 @@ impl Misfit {
     pub fn between(found: &[u8], last_seq: u64, incarnation: &[u8; 16], cursor: u64) -> Option<Self> {
         if found != incarnation { Some(Self::Foreign) } else { (cursor > last_seq).then_some(Self::Short) }
     }
+
+    /// The same for the journal at `path`, as a sentence that says what to do.
+    pub(super) fn refuse(
+        path: &Path,
+        found: &[u8],
+        last_seq: u64,
+        incarnation: &[u8; 16],
+        cursor: u64,
+    ) -> anyhow::Result<()> {
+        match Self::between(found, last_seq, incarnation, cursor) {
+            Some(Self::Foreign) => bail!(
+                "{} belongs to another ledger. Put the files of one backup together, or start with an empty data folder.",
+                path.display()
+            ),
+            Some(Self::Short) => bail!(
+                "the ledger has recorded claims up to number {cursor}, but {} ends at {last_seq}: the journal was \
+                 replaced or lost. Restore it from the same moment as the ledger.",
+                path.display()
+            ),
+            None => Ok(()),
+        }
+    }
 }
 
 /// An opened journal, before its thread runs.
@@ -178,18 +200,7 @@ impl Journal {
             connection.query_row("select incarnation from identity", [], |row| row.get(0))?;
         let slots = Slots::of(&connection)?;
         let last_seq = slots.last_seq();
-        match Misfit::between(&found, last_seq, incarnation, cursor) {
-            Some(Misfit::Foreign) => bail!(
-                "{} belongs to another ledger. Put the files of one backup together, or start with an empty data folder.",
-                path.display()
-            ),
-            Some(Misfit::Short) => bail!(
-                "the ledger has recorded claims up to number {cursor}, but {} ends at {last_seq}: the journal was \
-                 replaced or lost. Restore it from the same moment as the ledger.",
-                path.display()
-            ),
-            None => {}
-        }
+        Misfit::refuse(path, &found, last_seq, incarnation, cursor)?;
         let reports = Reports::default();
         let log = Log::of(&connection, path, disk, COPY_PAGES, reports.clone())?;
         Ok(Self { connection, log, slots, cursor, reports })
@@ -232,6 +243,14 @@ impl Journal {
 }
 
 impl JournalHandle {
+    /// The way into no journal: every grant is given back.
+    #[must_use]
+    pub fn closed() -> Self {
+        let handle = Self { inbox: Arc::default(), recorded: Arc::default() };
+        handle.stop();
+        handle
+    }
+
     /// Hands a grant to the journal. From here on the grant is committed or rolled back whatever becomes of the
     /// caller. The reply tells how it ended.
     pub fn append(&self, grant: Grant, claim: Arc<Claim>) -> Result<Reply, Grant> {

@@ -1,5 +1,4 @@
-//! The journal's file as an audit reads it while no server runs: everything that is there, without judging it and
-//! without changing it. [`super::Journal`] opens it to go on; this only looks.
+//! The journal's file as audits and other looks read it while no server runs: what is there, without changing it. [`super::Journal`] opens it to go on; this only looks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +6,8 @@ use std::sync::Arc;
 use anyhow::Context as _;
 
 use super::claim::Claim;
-use super::slots::{Slots, claims_held};
+use super::journal::Misfit;
+use super::slots::{Slots, claims_held, ensure_whole};
 use super::sqlite;
 
 /// What is in a journal.
@@ -37,5 +37,17 @@ impl JournalLook {
             Ok(look)
         };
         read().map(Some).with_context(|| format!("cannot read {}", path.display()))
+    }
+
+    /// The claims that the ledger with this incarnation, whose clerk has recorded everything up to `cursor`, does not have.
+    /// What [`super::Journal`] refuses is refused here, too: nobody should believe a ledger whose journal is another's.
+    pub fn left(path: &Path, incarnation: &[u8; 16], cursor: u64) -> anyhow::Result<Vec<(u64, Arc<Claim>)>> {
+        let Self { incarnation: found, last_seq, mut claims } = Self::at(path)?.unwrap_or_default();
+        // A journal that has never been opened takes the ledger's name when it is.
+        let found = found.as_deref().unwrap_or(incarnation);
+        Misfit::refuse(path, found, last_seq, incarnation, cursor)?;
+        claims.retain(|(seq, _)| *seq > cursor);
+        ensure_whole(&claims, cursor)?;
+        Ok(claims)
     }
 }

@@ -15,13 +15,19 @@ use super::claim::{self, Claim};
 /// hole is not believed.
 pub fn claims_after(connection: &Connection, cursor: u64) -> anyhow::Result<Vec<(u64, Arc<Claim>)>> {
     let claims = claims_held(connection, cursor)?;
+    ensure_whole(&claims, cursor)?;
+    Ok(claims)
+}
+
+/// That these claims, all after the number `cursor`, follow one on the other.
+pub fn ensure_whole(claims: &[(u64, Arc<Claim>)], cursor: u64) -> anyhow::Result<()> {
     for ((seq, _), wanted) in claims.iter().zip(cursor + 1..) {
         ensure!(
             *seq == wanted,
             "the journal has lost claim {wanted} and goes on with {seq}. Restore it from the same moment as the ledger."
         );
     }
-    Ok(claims)
+    Ok(())
 }
 
 /// The claims after the number `cursor` that are there, in the order of their numbers. Up to what the ledger has, others

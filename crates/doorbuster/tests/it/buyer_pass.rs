@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use altcha::{SolveChallengeOptions, solve_challenge};
+use doorbuster::clock::Clock;
 use doorbuster::ledger::Block;
 use doorbuster::telemetry::metrics::{ChallengeOutcome, PassOutcome};
 use rules::buyer::BuyerId;
@@ -11,7 +12,8 @@ use rules::time::UnixMs;
 use serde_json::{Value, json};
 
 use crate::app::{
-    PATIENCE, TestApp, assert_code, draft, draft_between, refused_as_too_fast, with_manual_clock,
+    PASS_SECRET, PATIENCE, TestApp, TestBuyer, assert_code, draft, draft_between, refused_as_too_fast,
+    with_manual_clock,
 };
 
 fn pass_path(offer: &str) -> String {
@@ -121,32 +123,83 @@ async fn a_proof_of_work_opens_the_way_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_picture_is_given_and_a_wrong_answer_refused() {
+async fn a_picture_that_was_read_opens_the_way_once_and_for_its_buyer_and_offer_alone() {
     let app = TestApp::start().await;
     let mut draft = draft(1);
     draft["challenge"] = json!("picture");
+    let mut second = draft["offers"][0].clone();
+    second["name"] = json!("Feitian 43");
+    draft["offers"].as_array_mut().unwrap().push(second);
     let sale = app.publish(draft).await;
-    let ann = app.buyer("ann");
-    let path = format!("/api/v1/offers/{}/challenge", sale.offer());
+    let (ann, offer) = (app.buyer("ann"), sale.offer());
+    let given = a_picture(&ann, offer).await;
+    assert_eq!(given["kind"], "picture");
+    assert!(given["image"].as_str().unwrap().starts_with("data:image/png;base64,"));
+    let token = given["token"].as_str().unwrap();
+    let read = app.app.challenges.answer_of("ann", offer, token).unwrap();
+    let answer = |answer: &str| json!({"solution": {"token": token, "answer": answer}});
+    let refused = async |buyer: &TestBuyer<'_>, offer: &str, body: &Value| {
+        assert_code(&buyer.call("POST", &pass_path(offer), Some(body), 403).await, "challenge_failed");
+    };
+    refused(&ann, offer, &answer("no picture says this")).await;
+    refused(&app.buyer("eve"), offer, &answer(&read)).await;
+    refused(&ann, &sale.offers[1], &answer(&read)).await;
+    let pass = ann.call("POST", &pass_path(offer), Some(&answer(&read.to_uppercase())), 200).await;
+    refused(&ann, offer, &answer(&read)).await;
+    ann.buy_with(offer, pass["pass"].as_str().unwrap(), 1, 202).await;
+    let challenges = &app.app.metrics.challenges;
+    let counted = [ChallengeOutcome::Issued, ChallengeOutcome::Solved, ChallengeOutcome::Failed];
+    assert_eq!(counted.map(|outcome| challenges.get(outcome)), [1, 1, 4]);
+}
+
+async fn a_picture(buyer: &TestBuyer<'_>, offer: &str) -> Value {
+    let app = buyer.app;
+    let path = format!("/api/v1/offers/{offer}/challenge");
     // While no picture is drawn yet, the answer is "busy".
-    let mut given = Value::Null;
     let begun = std::time::Instant::now();
     while begun.elapsed() < PATIENCE {
-        let request = app.client.post(app.url(&path)).bearer_auth(&ann.token);
+        let request = app.client.post(app.url(&path)).bearer_auth(&buyer.token);
         let (status, headers, body) = app.send(request).await;
         if status == 200 {
-            given = body;
-            break;
+            return body;
         }
         assert_eq!(status, 503);
         assert_code(&body, "busy");
         assert!(headers.contains_key("retry-after"));
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(given["kind"], "picture");
-    assert!(given["image"].as_str().unwrap().starts_with("data:image/png;base64,"));
-    let body = json!({"solution": {"token": given["token"], "answer": "no picture says this"}});
-    assert_code(&ann.call("POST", &pass_path(sale.offer()), Some(&body), 403).await, "challenge_failed");
+    panic!("no picture within {PATIENCE:?}");
+}
+
+/// What was answered is remembered in memory: after a restart a challenge of before opens nothing, answered or not, and a
+/// new one is given. A change of the secret is a restart like any other.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_challenge_outlives_a_restart() {
+    let easy = ["challenge.pow_cost=2", "challenge.pow_tries=20"];
+    let mut app = TestApp::with(&easy).await;
+    let mut draft = draft(9);
+    draft["challenge"] = json!("pow");
+    let sale = app.publish(draft).await;
+    let previous = format!("pass.previous_secret={PASS_SECRET}");
+    let new = "pass.secret=another-pass-secret-0123456789abcdef0123456789";
+    for changed in [&[][..], &[new, &previous], &[new]] {
+        let solved = async |app: &TestApp| {
+            let ask = format!("/api/v1/offers/{}/challenge", sale.offer());
+            let given = app.buyer("ann").call("POST", &ask, None, 200).await;
+            let challenge: altcha::Challenge = serde_json::from_value(given.clone()).unwrap();
+            let solution = solve_challenge(SolveChallengeOptions::new(&challenge)).unwrap().unwrap();
+            json!({"solution": {"challenge": given, "solution": solution}})
+        };
+        let (used, unused) = (solved(&app).await, solved(&app).await);
+        let path = pass_path(sale.offer());
+        app.buyer("ann").call("POST", &path, Some(&used), 200).await;
+        app = TestApp::on(app.stop().await, Clock::system(), &[&easy[..], changed].concat()).await;
+        for before in [&used, &unused] {
+            let refused = app.buyer("ann").call("POST", &path, Some(before), 403).await;
+            assert_code(&refused, "challenge_failed");
+        }
+        app.buyer("ann").call("POST", &path, Some(&solved(&app).await), 200).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,8 +1,14 @@
-//! The contract of every ledger. Another database joins by opening its own [`Books`] and calling [`contract!`].
+//! The contract of every ledger: what all of them must do, whatever database keeps the tables.
+//!
+//! There is one ledger so far, so [`Books`] holds it by its own type, and there is no port. What differs between databases
+//! is in `books.rs`: how a ledger is opened, and how one looks past it; the tests say the rest by the ledger's own calls and
+//! in SQL that they hand to [`Books`]. Another database joins with a type of ledger that has the same calls, with its own
+//! [`Books`], and with a list of its own in each [`contract!`]; words of SQLite in planted SQL (`iif`, a trigger, `x'01'`) need
+//! a twin there. `upgrade.rs` is about the files of earlier versions and is SQLite's alone.
 
 use std::sync::Arc;
 
-use doorbuster::ledger::{Cancelled, Changed, Order, OrderSearch, Recorded, SqliteLedger, StockChanged};
+use doorbuster::ledger::{Cancelled, Changed, Order, OrderSearch, Recorded, StockChanged};
 use doorbuster::queue::Claim;
 use rules::buyer::BuyerId;
 use rules::id::{OfferId, OrderId, SaleId};
@@ -11,7 +17,6 @@ use rules::money::Money;
 use rules::order::{Reason, State};
 use rules::sale::{ChallengeKind, Offer, RegistrationKind, Sale, SaleAction, SaleState, Window};
 use rules::time::UnixMs;
-use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 macro_rules! contract {
@@ -26,6 +31,9 @@ macro_rules! contract {
         }
     };
 }
+
+/// A ledger, and the ways past it.
+mod books;
 
 /// Deadlines: who closes, when, and what comes back.
 mod deadlines;
@@ -54,25 +62,18 @@ mod told;
 /// Receivers of events: what waits for them, and what was given up.
 mod receivers;
 
-/// A ledger of an earlier version.
+/// A ledger of an earlier version: SQLite's own.
 mod upgrade;
+
+use books::{Books, Event};
 
 const NOW: UnixMs = UnixMs(1_800_000_000_000);
 const SALE: SaleId = SaleId(1);
 const OFFER: OfferId = OfferId(2);
 
 /// A ledger with one published sale of one offer.
-struct Books {
-    ledger: SqliteLedger,
-    _folder: TempDir,
-}
-
 async fn sqlite(stock: u32) -> Books {
-    let folder = tempfile::tempdir().unwrap();
-    let ledger = SqliteLedger::open(&folder.path().join("ledger.db"), None, [7; 16]).unwrap();
-    ledger.create_sale(sale(stock), None, NOW).await.unwrap();
-    ledger.act_on_sale(SALE, SaleAction::Publish, NOW).await.unwrap();
-    Books { ledger, _folder: folder }
+    Books::with(sale(stock)).await
 }
 
 fn sale(stock: u32) -> Sale {
@@ -141,7 +142,7 @@ async fn assert_books_fit(books: &Books) {
     assert_eq!(counters.live_units, sum(&|order| order.status.holds_units));
     assert_eq!(counters.paid_units, sum(&paid));
     for order in orders {
-        let told: Vec<u32> = events(books).into_iter().filter_map(|event| event.of(order.no)).collect();
+        let told: Vec<u32> = books.events().into_iter().filter_map(|event| event.of(order.no)).collect();
         assert_eq!(told, (2..=order.seq).collect::<Vec<_>>(), "{order:?}");
         let payments = books.ledger.payments_of(order.id).await.unwrap();
         let payments = payments.into_iter().map(|payment| payment.status).collect();
@@ -189,34 +190,9 @@ async fn a_long_batch_gives_way_to_those_who_wait_and_goes_on_after_them(books: 
     assert_books_fit(&books).await;
 }
 
-#[derive(Debug)]
-struct Event {
-    kind: String,
-    order_no: Option<i64>,
-    seq: Option<u32>,
-    data: String,
-}
-
-impl Event {
-    /// Its number, if it is one of this order's facts.
-    fn of(&self, order_no: u64) -> Option<u32> {
-        self.seq.filter(|_| self.order_no == i64::try_from(order_no).ok())
-    }
-}
-
-fn events(books: &Books) -> Vec<Event> {
-    let connection = rusqlite::Connection::open(books.ledger.path()).unwrap();
-    let mut statement =
-        connection.prepare("select type, order_no, seq, data from events order by event_no").unwrap();
-    let rows = statement.query_map([], |row| {
-        Ok(Event { kind: row.get(0)?, order_no: row.get(1)?, seq: row.get(2)?, data: row.get(3)? })
-    });
-    rows.unwrap().map(Result::unwrap).collect()
-}
-
 fn kinds(books: &Books) -> Vec<String> {
     let of_buyers = |event: &Event| !event.kind.starts_with("sale.");
-    events(books).into_iter().filter(of_buyers).map(|event| event.kind).collect()
+    books.events().into_iter().filter(of_buyers).map(|event| event.kind).collect()
 }
 
 async fn order(books: &Books, id: u128) -> Order {

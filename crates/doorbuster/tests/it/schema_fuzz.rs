@@ -6,6 +6,9 @@ mod heavy {
     use std::path::PathBuf;
     use std::time::Duration;
 
+    use doorbuster::telemetry::metrics::{
+        Answered, ChallengeOutcome, PassOutcome, RequestClass, StatusClass,
+    };
     use serde_json::{Value, json};
     use testkit::process::{Program, Stream};
 
@@ -21,15 +24,18 @@ mod heavy {
     /// The whole run; a fuzzer that hangs is a failed test.
     const PATIENCE: Duration = Duration::from_secs(500);
 
-    /// What a request that fits the document may be told. `410` and `425` are of the clock, as `409` is of the state:
-    /// they say nothing against the request.
-    const FITTING: &str = r#""2xx", "3xx", 401, 403, 404, 409, 410, 425, 429"#;
+    /// What a request that fits the document may be told. Not `401`: all of them carry a token or a key that is good. `410`
+    /// and `425` are of the clock, as `409` is of the state: they say nothing against the request.
+    const FITTING: &str = r#""2xx", "3xx", 403, 404, 409, 410, 425, 429"#;
+
+    /// What it sends must be signed by a provider, which no fuzzer does: it is told `401` for that.
+    const SIGNED: &str = "POST /api/v1/payments/{provider}/callback";
 
     /// Calls with rules that no JSON schema can say, so that a fitting body may still be told `422`: times in their
     /// order or ahead of now, two prices in one currency that exists, a stock that two numbers make, a length in bytes,
     /// a quantity that each offer limits by itself, a cursor of our own making, a provider that the shop has set up, a
-    /// sale that must exist.
-    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 17] = [
+    /// sale that must exist, only so many secrets in a day. And `28.0` is an integer to a schema, and none to us.
+    const RULES_BEYOND_A_SCHEMA: [(&str, &str); 19] = [
         ("POST", "/admin/v1/sales"),
         ("PATCH", "/admin/v1/sales/{sale}"),
         ("POST", "/admin/v1/sales/{sale}/offers"),
@@ -41,12 +47,14 @@ mod heavy {
         ("POST", "/admin/v1/webhooks"),
         ("PATCH", "/admin/v1/webhooks/{webhook}"),
         ("POST", "/admin/v1/webhooks/{webhook}/replay"),
+        ("POST", "/admin/v1/webhooks/{webhook}/secret"),
         ("POST", "/admin/v1/audit"),
         ("GET", "/admin/v1/orders"),
         ("GET", "/admin/v1/orders/export.csv"),
         ("POST", "/api/v1/demo/login"),
         ("POST", "/api/v1/offers/{offer}/orders"),
         ("POST", "/api/v1/orders/{id}/payment"),
+        ("POST", "/sandbox/payments/{payment}"),
     ];
 
     /// Where a generated value is often replaced by one that names something.
@@ -100,6 +108,20 @@ mod heavy {
         let tested = document(&app).await;
         assert!(said.contains(&format!("Tested: {tested}\n")), "not all {tested} calls were tested:\n{said}");
         assert!(lines.iter().all(|line| line.stream == Stream::Stdout || line.text.is_empty()), "{said}");
+        assert_let_in(&app, examples.into());
+    }
+
+    /// A fuzzer whom nobody lets in finds nothing, and says that all is well.
+    fn assert_let_in(app: &TestApp, examples: u64) {
+        let metrics = &app.app.metrics;
+        let operator = metrics.requests.get(Answered(RequestClass::Operator, StatusClass::Success));
+        let (passes, challenges) =
+            (metrics.passes.get(PassOutcome::Issued), metrics.challenges.get(ChallengeOutcome::Issued));
+        println!(
+            "let in: {operator} calls of the operator; {passes} passes and {challenges} challenges of buyers"
+        );
+        assert!(operator >= 2 * examples, "the operator was answered {operator} times");
+        assert!(passes + challenges > 0, "no buyer was given a pass or a challenge");
     }
 
     /// As `cargo xtask test` tells it, or where it puts it.
@@ -139,11 +161,14 @@ mod heavy {
         for (parameter, names) in NAMES {
             writeln!(text, "\"{parameter}\" = {{ dictionary = \"{names}\", probability = 0.5 }}").unwrap();
         }
-        for (method, path) in RULES_BEYOND_A_SCHEMA {
-            writeln!(text, "[[operations]]\ninclude-method = \"{method}\"\ninclude-path = \"{path}\"")
+        // By its name: of a method and a path, either would be enough to fit.
+        let mut also = |call: &str, status: u16| {
+            writeln!(text, "[[operations]]\ninclude-name = \"{call}\"").unwrap();
+            writeln!(text, "checks.positive_data_acceptance.expected-statuses = [{FITTING}, {status}]")
                 .unwrap();
-            writeln!(text, "checks.positive_data_acceptance.expected-statuses = [{FITTING}, 422]").unwrap();
-        }
+        };
+        also(SIGNED, 401);
+        RULES_BEYOND_A_SCHEMA.iter().for_each(|(method, path)| also(&format!("{method} {path}"), 422));
         text
     }
 

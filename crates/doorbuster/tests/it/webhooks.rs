@@ -116,6 +116,11 @@ impl Receiver {
         self.got.lock().clone()
     }
 
+    /// The types of all that came, in order.
+    pub fn types(&self) -> Vec<String> {
+        self.asked().iter().map(|got| got.event()["type"].as_str().unwrap().to_owned()).collect()
+    }
+
     /// What it took, in order, each event once: a receiver knows repeats by their id.
     pub fn taken(&self) -> Vec<Got> {
         let mut seen = BTreeSet::new();

@@ -46,7 +46,8 @@ enum ChallengeGiven {
     },
 }
 
-/// A challenge for this buyer and this offer. Its solution goes with the request for the pass and counts once.
+/// A challenge for this buyer and this offer. Its solution goes with the request for the pass and counts once. Whoever is
+/// told `challenge_failed`, as all are whose challenge is older than the server's last start, fetches a new one.
 #[utoipa::path(
     post, path = "/api/v1/offers/{offer}/challenge", tag = "buyer", security(("buyer_token" = [])),
     params(("offer" = OfferId, Path, description = "The offer's id.")),

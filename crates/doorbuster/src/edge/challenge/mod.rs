@@ -32,6 +32,9 @@ use spent::Spent;
 /// The largest solution that is looked at, in bytes of JSON. A proof of work has about 700.
 pub const MAX_SOLUTION_BYTES: usize = 4 * 1024;
 
+/// Random bytes in the keys of each start.
+const START_BYTES: usize = 32;
+
 /// A challenge as the buyer sees it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -80,11 +83,13 @@ pub struct Challenges {
 }
 
 impl Challenges {
-    /// Nodes that share `secret` accept each other's challenges, but each remembers only what itself saw
-    /// answered.
+    /// What was answered is remembered by this process alone. So its keys are its own: with those of an earlier start, or of
+    /// another node, a solution could open a second door here.
     pub fn new(settings: &ChallengeSettings, secret: &[u8], clock: Clock) -> anyhow::Result<Self> {
         ensure!(!secret.is_empty(), "the secret of challenges is empty");
-        let root = hmac::Key::new(hmac::HMAC_SHA256, secret);
+        let start: [u8; START_BYTES] = rand::random();
+        let root = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), &start);
+        let root = hmac::Key::new(hmac::HMAC_SHA256, root.as_ref());
         Ok(Self {
             life_s: settings.life_s,
             pow: Pow::new(settings.pow_cost, settings.pow_tries, &root),
@@ -128,6 +133,12 @@ impl Challenges {
             ChallengeKind::Picture => self.pictures.check(bearer, bounded(solution)?)?,
         };
         self.spent.settle(checked)
+    }
+
+    /// What the picture of this token shows, for tests: nobody else can read one without eyes.
+    #[must_use]
+    pub fn answer_of(&self, buyer: &str, offer: &str, token: &str) -> Option<String> {
+        self.pictures.answer_of(Bearer { buyer, offer }, token)
     }
 
     /// Draws pictures until `shutdown`, so that none is drawn while a buyer waits.

@@ -133,7 +133,6 @@ impl Pictures {
         self.pool.lock().len()
     }
 
-    #[cfg(test)]
     pub fn answer_of(&self, bearer: Bearer<'_>, token: &str) -> Option<String> {
         self.open(bearer, token).and_then(|(_, answer)| String::from_utf8(answer).ok())
     }

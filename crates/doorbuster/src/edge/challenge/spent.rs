@@ -16,7 +16,7 @@ pub(super) const MAX_WRONG_ANSWERS: u8 = 3;
 const FORGET_AT_ONCE: usize = 32;
 
 /// Every answered challenge until it expires, bounded. Forgotten early, a solution would work twice; so a
-/// full memory refuses instead.
+/// full memory refuses instead, and a process that ends takes the keys of its challenges with it.
 #[derive(Debug)]
 pub(super) struct Spent {
     limit: usize,

@@ -47,8 +47,7 @@ fn solve_pow(challenge: &Value) -> Value {
 
 fn solve_picture(challenges: &Challenges, challenge: &Value) -> Value {
     let token = challenge["token"].as_str().unwrap();
-    let bearer = Bearer { buyer: "ann", offer: OFFER };
-    json!({"token": token, "answer": challenges.pictures.answer_of(bearer, token).unwrap()})
+    json!({"token": token, "answer": challenges.answer_of("ann", OFFER, token).unwrap()})
 }
 
 fn check_pow(challenges: &Challenges, solution: &Value) -> Result<(), ChallengeRefusal> {
@@ -163,6 +162,19 @@ fn a_challenge_of_another_secret_or_of_no_secret_is_not_ours() {
     assert_eq!(check_pow(&ours, &solution), Err(ChallengeRefusal::Malformed));
     assert!(Challenges::new(&easy(), b"", Clock::system()).is_err());
     assert!(Challenges::new(&easy(), &SECRET[1..], Clock::system()).is_ok(), "how long is for the settings");
+}
+
+/// The next start with the same secret has not seen what was answered.
+#[tokio::test]
+async fn a_challenge_of_an_earlier_start_is_not_ours() {
+    let clock = clock();
+    let (earlier, ours) = (challenges_with_pictures(&clock).await, challenges(&clock));
+    let solution = solve_pow(&issue(&earlier, ChallengeKind::Pow));
+    assert_eq!(check_pow(&earlier, &solution), Ok(()));
+    assert_eq!(check_pow(&ours, &solution), Err(ChallengeRefusal::Malformed));
+    let solution = solve_picture(&earlier, &issue(&earlier, ChallengeKind::Picture));
+    assert_eq!(check_picture(&earlier, &solution), Ok(()));
+    assert_eq!(check_picture(&ours, &solution), Err(ChallengeRefusal::NotYours));
 }
 
 #[test]

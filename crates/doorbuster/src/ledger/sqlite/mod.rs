@@ -45,7 +45,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 use parking_lot::{Mutex, MutexGuard};
 use rusqlite::{Connection, Transaction, TransactionBehavior};
@@ -168,8 +168,11 @@ pub struct SqliteLedger {
     threads: Arc<Mutex<Vec<JoinHandle<()>>>>,
     incarnation: [u8; 16],
     path: PathBuf,
-    writer: Arc<Writer>,
+    /// Somebody waits for what cannot be written before the clerk lets go.
+    wanted: Arc<AtomicBool>,
     watched: Watched,
+    /// Opened for a look: there is nobody who writes.
+    is_look: bool,
 }
 
 impl SqliteLedger {
@@ -191,24 +194,58 @@ impl SqliteLedger {
         let incarnation = connection.query_row("select incarnation from identity", [], |row| row.get(0))?;
         let (settle, settles) = crossbeam_channel::bounded(WRITES_WAITING_MAX);
         let (clerk, batches) = crossbeam_channel::bounded(WRITES_WAITING_MAX);
-        let (reads, read_work) = crossbeam_channel::bounded(READS_WAITING_MAX);
-        let watched = Watched::default();
+        let (reads, readers) = start_readers(path, sqlites_disk)?;
+        let (watched, wanted) = (Watched::default(), Arc::<AtomicBool>::default());
         let log = Log::of(&connection, path, disk, COPY_PAGES, watched.reports.clone())?;
         let writing = Mutex::new(Writing { connection, log, watched: watched.clone() });
-        let writer = Arc::new(Writer { writing, wanted: AtomicBool::new(false) });
-        let (settler, recorder) = (Arc::clone(&writer), Arc::clone(&writer));
+        let settler = Arc::new(Writer { writing, wanted: Arc::clone(&wanted) });
+        let recorder = Arc::clone(&settler);
         let mut threads = vec![
             spawn("ledger-settles", move || settler.settle_all(&settles))?,
             spawn("ledger-clerk", move || recorder.record_all(&batches))?,
         ];
-        for _ in 0..READERS {
-            let connection = open_reader(path, sqlites_disk)?;
-            let read_work = read_work.clone();
-            threads.push(spawn("ledger-reader", move || run_reader(connection, &read_work))?);
-        }
+        threads.extend(readers);
         let threads = Arc::new(Mutex::new(threads));
-        let (returning, path) = (Arc::default(), path.to_owned());
-        Ok(Self { settle, clerk, reads, returning, threads, incarnation, path, writer, watched })
+        let (returning, path, is_look) = (Arc::default(), path.to_owned(), false);
+        Ok(Self { settle, clerk, reads, returning, threads, incarnation, path, wanted, watched, is_look })
+    }
+
+    /// Opens a ledger to read it and never to change it: every change is refused. Tables of another version are not
+    /// understood.
+    pub fn open_to_look(path: &Path) -> anyhow::Result<Self> {
+        let connection = open_reader(path, None)?;
+        let latest = i64::try_from(MIGRATIONS.len())?;
+        let version: i64 = connection
+            .pragma_query_value(None, "user_version", |row| row.get(0))
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        ensure!(
+            version >= latest,
+            "the tables of {} are those of an older version, and a look does not change them. `doorbuster migrate` \
+             brings them up to date, and so does the next `doorbuster serve`; of a backup, take a copy for that.",
+            path.display()
+        );
+        ensure!(
+            version == latest,
+            "the tables of {} are those of a newer version than this program's. Use the newer program.",
+            path.display()
+        );
+        let incarnation = connection.query_row("select incarnation from identity", [], |row| row.get(0))?;
+        drop(connection);
+        // Nobody takes what is sent here.
+        let (settle, clerk) = (crossbeam_channel::bounded(0).0, crossbeam_channel::bounded(0).0);
+        let (reads, readers) = start_readers(path, None)?;
+        Ok(Self {
+            settle,
+            clerk,
+            reads,
+            returning: Arc::default(),
+            threads: Arc::new(Mutex::new(readers)),
+            incarnation,
+            path: path.to_owned(),
+            wanted: Arc::default(),
+            watched: Watched::default(),
+            is_look: true,
+        })
     }
 
     #[must_use]
@@ -242,8 +279,8 @@ impl SqliteLedger {
 
     /// Waits until everything handed in is done and the file is closed. To be called when no other handle is left.
     pub fn close(self) {
-        let Self { settle, clerk, reads, threads, writer, .. } = self;
-        drop((settle, clerk, reads, writer));
+        let Self { settle, clerk, reads, threads, .. } = self;
+        drop((settle, clerk, reads));
         for thread in threads.lock().drain(..) {
             let _ = thread.join();
         }
@@ -266,6 +303,11 @@ impl SqliteLedger {
         releases: fn(&T) -> usize,
         work: impl FnOnce(&Transaction<'_>) -> LedgerResult<T> + Send + 'static,
     ) -> LedgerResult<T> {
+        if self.is_look {
+            return Err(LedgerError::Failed(anyhow::anyhow!(
+                "this ledger was opened for a look: nothing is changed"
+            )));
+        }
         let (send, receive) = oneshot::channel();
         let returning = Arc::clone(&self.returning);
         let job: Write = Box::new(Wanted { work: Some(work), result: None, releases, returning, send });
@@ -392,12 +434,26 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<Join
     std::thread::Builder::new().name(name.into()).spawn(run).context("cannot start a thread")
 }
 
+/// Starts the threads that read, and answers the way to them.
+fn start_readers(
+    path: &Path,
+    disk: Option<&dyn Disk>,
+) -> anyhow::Result<(Sender<Read>, Vec<JoinHandle<()>>)> {
+    let (reads, read_work) = crossbeam_channel::bounded(READS_WAITING_MAX);
+    let mut threads = Vec::new();
+    for _ in 0..READERS {
+        let connection = open_reader(path, disk)?;
+        let read_work = read_work.clone();
+        threads.push(spawn("ledger-reader", move || run_reader(connection, &read_work))?);
+    }
+    Ok((reads, threads))
+}
+
 /// What writes: one of the two writing threads has it at a time.
 #[derive(Debug)]
 struct Writer {
     writing: Mutex<Writing>,
-    /// Somebody waits for what cannot be written before the clerk lets go.
-    wanted: AtomicBool,
+    wanted: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -429,10 +485,6 @@ impl Writer {
             writing.commit(vec![batch]);
             MutexGuard::unlock_fair(writing);
         }
-    }
-
-    fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Acquire)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rules::buyer::BuyerId;
@@ -80,9 +81,9 @@ impl SqliteLedger {
         batch: Vec<(u64, Arc<Claim>)>,
         now: UnixMs,
     ) -> LedgerResult<Vec<Record>> {
-        let writer = Arc::clone(&self.writer);
+        let wanted = Arc::clone(&self.wanted);
         self.transact(Urgency::Clerk, move |transaction| {
-            record(transaction, &batch, now, || writer.is_wanted())
+            record(transaction, &batch, now, || wanted.load(Ordering::Acquire))
         })
         .await
     }

@@ -161,8 +161,7 @@ async fn the_next_deadline_is_known(books: Books) {
 /// One order that cannot be closed fails its batch, and can be left out.
 async fn an_order_that_cannot_be_closed_can_be_set_aside(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 2), claim(2, 12, "bob", 1)]).await;
-    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
-    file.execute("update offers set live_units = 1", []).unwrap();
+    books.plant("update offers set live_units = 1");
     let close = |limit, aside: &[u64]| books.ledger.close_due(PAY_BY, limit, Vec::new(), aside.to_vec());
     let error = close(10, &[]).await.unwrap_err();
     assert!(error.is_of_the_content(), "{error}");
@@ -171,7 +170,7 @@ async fn an_order_that_cannot_be_closed_can_be_set_aside(books: Books) {
     let closed = close(10, &[1]).await.unwrap().closed;
     assert_eq!(closed.iter().map(|one| one.order.id.0).collect::<Vec<_>>(), [12]);
     assert_eq!(books.ledger.first_due(PAY_BY, vec![1]).await.unwrap(), None);
-    file.execute("update offers set live_units = 2", []).unwrap();
+    books.plant("update offers set live_units = 2");
     assert_eq!(sweep(&books, PAY_BY).await, [(11, 3)]);
     assert_books_fit(&books).await;
 }
@@ -179,12 +178,10 @@ async fn an_order_that_cannot_be_closed_can_be_set_aside(books: Books) {
 /// A strike that is there already, counting or lifted, does not keep its order open, and is not told of again.
 async fn one_order_strikes_once_whoever_wrote_the_strike(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 1), claim(3, 13, "cyd", 1)]).await;
-    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
-    file.execute_batch(
+    books.plant(
         "insert into strikes (buyer, order_no, struck_at) values ('ann', 1, 5);
          insert into strikes (buyer, order_no, struck_at, lifted_at, lifted_by) values ('bob', 2, 5, 6, 'operator');",
-    )
-    .unwrap();
+    );
     let batch = books.ledger.close_due(PAY_BY, 10, Vec::new(), Vec::new()).await.unwrap();
     assert_eq!(batch.closed.iter().map(|one| one.struck).collect::<Vec<_>>(), [false, false, true]);
     let told = kinds(&books).into_iter().filter(|kind| kind == "buyer.struck").count();

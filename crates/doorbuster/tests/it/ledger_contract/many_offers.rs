@@ -4,27 +4,23 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use doorbuster::ledger::{Counters, LedgerError, SqliteLedger};
+use doorbuster::ledger::{Counters, LedgerError};
 use doorbuster::queue::Claim;
 use rules::id::OfferId;
 use rules::order::Reason;
-use rules::sale::{Offer, Sale, SaleAction};
+use rules::sale::{Offer, Sale};
 
-use super::{Books, NOW, Recorded, SALE, claim, events, kinds, record, sale};
+use super::{Books, NOW, Recorded, SALE, claim, kinds, record, sale};
 
 /// More than there are orders in one statement, and no multiple of it.
 const OFFERS: u64 = 77;
 
 /// One sale of very many offers with so many units each.
 async fn sqlite(stock: u32) -> Books {
-    let folder = tempfile::tempdir().unwrap();
-    let ledger = SqliteLedger::open(&folder.path().join("ledger.db"), None, [7; 16]).unwrap();
     let one = sale(stock);
     let numbered = |number| Offer { id: offer(number), ..one.offers[0].clone() };
     let offers = (0..OFFERS).map(numbered).collect();
-    ledger.create_sale(Sale { offers, ..one }, None, NOW).await.unwrap();
-    ledger.act_on_sale(SALE, SaleAction::Publish, NOW).await.unwrap();
-    Books { ledger, _folder: folder }
+    Books::with(Sale { offers, ..one }).await
 }
 
 /// Their ids are in no order, as those that were made within one millisecond.
@@ -86,12 +82,11 @@ async fn very_many_offers_that_are_sold_out_by_one_batch_are_told_once_each(book
 
 /// Whoever was told "sold out" last is told that there are units, whoever moves the counter next.
 async fn an_offer_that_is_wrongly_told_sold_out_is_set_right_by_the_next_batch(books: Books) {
-    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
-    file.execute("update offers set sold_out = 1 where position = 7", []).unwrap();
+    books.plant("update offers set sold_out = 1 where position = 7");
     record(&books, one_each(1, 1)).await;
     let told = kinds(&books);
     assert_eq!(count(&told), BTreeMap::from([("offer.restocked", 1), ("order.recorded", 77)]));
-    let last = events(&books).pop().unwrap();
+    let last = books.events().pop().unwrap();
     assert_eq!((last.kind.as_str(), last.data.as_str()), ("offer.restocked", r#"{"stock":4,"free":3}"#));
 }
 
@@ -110,27 +105,25 @@ async fn an_offer_that_does_not_exist_leaves_the_others_as_they_are(books: Books
 
 /// Nothing but a damaged file can bring it about: here somebody takes the units away while the batch is recorded.
 async fn one_offer_that_would_be_oversold_undoes_the_whole_batch(books: Books) {
-    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
     let thief = "create trigger thief after insert on orders
         when new.offer_no = (select offer_no from offers where position = 40)
         begin update offers set stock = live_units where offer_no = new.offer_no; end";
-    file.execute_batch(thief).unwrap();
+    books.plant(thief);
     let before = counters(&books).await;
     let refused = books.ledger.record_orders(one_each(1, 1), NOW).await;
     let Err(LedgerError::Failed(error)) = refused else { panic!("{refused:?}") };
     assert!(error.to_string().contains("would be oversold by this batch"), "{error}");
     assert_eq!((counters(&books).await, books.ledger.cursor().await.unwrap()), (before, 0));
     assert_eq!(kinds(&books), [""; 0]);
-    file.execute_batch("drop trigger thief").unwrap();
+    books.plant("drop trigger thief");
     assert_eq!(record(&books, one_each(1, 1)).await, vec![Recorded::Recorded; 77], "again is harmless");
 }
 
 /// What is upcoming is told open before its first order, once for all of its offers.
 async fn a_sale_of_very_many_offers_is_told_open_once(books: Books) {
-    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
-    file.execute_batch("delete from events; update sales set told_phase = 'upcoming'").unwrap();
+    books.plant("delete from events; update sales set told_phase = 'upcoming'");
     record(&books, one_each(1, 1)).await;
-    let told: Vec<String> = events(&books).into_iter().map(|event| event.kind).collect();
+    let told: Vec<String> = books.events().into_iter().map(|event| event.kind).collect();
     assert_eq!(told[0], "sale.opened");
     assert_eq!(count(&told), BTreeMap::from([("order.recorded", 77), ("sale.opened", 1)]));
 }

@@ -12,9 +12,7 @@ use rules::payment::{Capture, CaptureKey, RefundReason, State as PaymentState, t
 use rules::time::UnixMs;
 
 use super::deadlines::{PAY_BY, sweep};
-use super::{
-    Books, NOW, Recorded, assert_books_fit, buyer, claim, events, kinds, live_units, order, record, sqlite,
-};
+use super::{Books, NOW, Recorded, assert_books_fit, buyer, claim, kinds, live_units, order, record, sqlite};
 
 const PRICE: i64 = 149_900;
 
@@ -208,7 +206,7 @@ async fn wrong_money_goes_back_and_right_money_still_pays(books: Books) {
         takings("CNY".parse().unwrap(), payments.iter().map(|payment| (payment.status.state, payment.money)));
     assert_eq!((sums.kept, sums.owed, sums.undecided), (PRICE.into(), (2 * PRICE - 1).into(), 0));
     let due: Vec<String> =
-        events(&books).into_iter().filter(|e| e.kind == "payment.refund_due").map(|e| e.data).collect();
+        books.events().into_iter().filter(|e| e.kind == "payment.refund_due").map(|e| e.data).collect();
     assert_eq!(due.len(), 3);
     assert!(due[0].contains(r#""reason":"amount_mismatch""#), "{}", due[0]);
     assert_books_fit(&books).await;
@@ -405,21 +403,14 @@ async fn the_tables_refuse_what_must_not_be(books: Books) {
     take(&books, captured("evt 1", "cap 1", by_payment(101), PRICE, 9), NOW).await;
     take(&books, captured("evt 2", "cap 2", by_payment(101), PRICE, 102), NOW).await;
     start(&books, 12, "bob", "sandbox", 103).await;
-    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
-    let refused = |sql: &str| {
-        let error = file.execute(sql, []).expect_err(sql);
-        assert_eq!(
-            error.sqlite_error_code(),
-            Some(rusqlite::ErrorCode::ConstraintViolation),
-            "{sql}: {error}"
-        );
-    };
+    let refused = |sql: &str| books.assert_refused(sql);
     // A second applied capture of one order, also beside one that the shop refunds.
     let second =
         "update payments set state = 'applied', reason = null, next_try_at = null where capture_id = 'cap 2'";
     refused(second);
-    file.execute("update payments set state = 'refund_due', reason = 'requested', next_try_at = 0 where capture_id = 'cap 1'", [])
-        .unwrap();
+    books.plant(
+        "update payments set state = 'refund_due', reason = 'requested', next_try_at = 0 where capture_id = 'cap 1'",
+    );
     refused(second);
     let columns =
         "payment_id, order_id, provider, reference, state, amount, currency, started_at, refund_key";

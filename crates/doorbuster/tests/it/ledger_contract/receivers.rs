@@ -36,7 +36,6 @@ async fn webhook(books: &Books) -> Webhook {
 
 async fn a_replay_wakes_all_that_was_given_up_and_each_track_has_one_head(books: Books) {
     let webhook = webhook(&books).await;
-    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
     let sql = format!(
         "with recursive numbers (i) as (select 1 union all select i + 1 from numbers where i < {PARKED})
          insert into events (type, at, data) select 'test', 1, '{{}}' from numbers;
@@ -44,16 +43,15 @@ async fn a_replay_wakes_all_that_was_given_up_and_each_track_has_one_head(books:
          select {}, event_no, event_no / {PER_TRACK}, 'parked', 9, 1, 'no' from events where type = 'test';",
         webhook.no
     );
-    file.execute_batch(&sql).unwrap();
+    books.plant(&sql);
     let later = NOW.plus_s(60);
     assert_eq!(books.ledger.replay_webhook(ID, None, later).await.unwrap(), Some(u64::from(PARKED)));
     let standing = books.ledger.webhook_standing(webhook.no).await.unwrap();
     assert_eq!((standing.waiting, standing.parked), (u64::from(PARKED), 0));
     let sql = "with heads as (select min(event_no) as event_no from deliveries group by track)
         select count(*), sum(event_no in heads), (select count(*) from heads) from deliveries where due_at is not null";
-    let heads: (u32, u32, u32) =
-        file.query_row(sql, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap();
-    assert_eq!((heads.0, heads.1), (heads.2, heads.2), "the first of each track is due, and no other");
+    let [due, first_and_due, tracks] = books.numbers(sql);
+    assert_eq!((due, first_and_due), (tracks, tracks), "the first of each track is due, and no other");
     let taken = books.ledger.take_deliveries(webhook.no, webhook.cursor, 1, later, |_| true).await.unwrap();
     assert_eq!(taken.deliveries[0].past, Past::Waiting { attempts: 0, since: later }, "the time begins anew");
     assert_eq!(books.ledger.replay_webhook(ID, None, later).await.unwrap(), Some(0));

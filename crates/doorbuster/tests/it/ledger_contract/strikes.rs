@@ -65,7 +65,7 @@ async fn a_block_by_hand_is_ended_and_told_once(books: Books) {
     assert!(let_in(NOW).await.unwrap().unblocked);
     assert!(!let_in(NOW).await.unwrap().unblocked);
     assert_eq!(kinds(&books), ["buyer.blocked", "buyer.blocked", "buyer.unblocked"]);
-    let told: serde_json::Value = serde_json::from_str(&super::events(&books).pop().unwrap().data).unwrap();
+    let told: serde_json::Value = serde_json::from_str(&books.events().pop().unwrap().data).unwrap();
     assert_eq!(told, serde_json::json!({"buyer": "ann"}));
 }
 
@@ -94,8 +94,7 @@ async fn who_may_be_blocked_is_found(books: Books) {
 
 /// A rehearsal's buyers play along: whoever does not pay there has done nothing wrong.
 async fn a_rehearsal_strikes_nobody(books: Books) {
-    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
-    file.execute("update sales set rehearsal = 1", []).unwrap();
+    books.plant("update sales set rehearsal = 1");
     record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 1)]).await;
     super::payments::start(&books, 12, "bob", "sandbox", 102).await;
     let batch = books.ledger.close_due(PAY_BY, 10, Vec::new(), Vec::new()).await.unwrap();
@@ -152,10 +151,7 @@ async fn a_strike_and_the_answer_to_its_request_are_kept_together(books: Books) 
 async fn one_order_strikes_once(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 1)]).await;
     sweep(&books, PAY_BY).await;
-    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
-    let second = file.execute("insert into strikes (buyer, order_no, struck_at) values ('ann', 1, 1)", []);
-    let code = second.unwrap_err().sqlite_error_code();
-    assert_eq!(code, Some(rusqlite::ErrorCode::ConstraintViolation));
+    books.assert_refused("insert into strikes (buyer, order_no, struck_at) values ('ann', 1, 1)");
 }
 
 contract!(

@@ -52,22 +52,20 @@ async fn readers_page_through_all_events_and_miss_none(books: Books) {
 }
 
 async fn readers_are_not_told_of_rehearsals(books: Books) {
-    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
-    file.execute("update sales set rehearsal = 1", []).unwrap();
+    books.plant("update sales set rehearsal = 1");
     assert_eq!(page(&books, 0, 9, "").await, (vec![], 3, false), "and need not look at them again");
     assert_eq!(books.ledger.last_events(9, |_| true).await.unwrap().events, []);
 }
 
 /// Others wait behind a read: none may walk over all that a rehearsal left.
 async fn a_long_rehearsal_is_passed_over_in_pieces(books: Books) {
-    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
-    file.execute("update sales set rehearsal = 1", []).unwrap();
-    insert_events(&file, 25_000, "(select sale_no from sales)", "1");
-    insert_events(&file, 1, "null", "1");
+    books.plant("update sales set rehearsal = 1");
+    books.plant_events(25_000, "(select sale_no from sales)", "1");
+    books.plant_events(1, "null", "1");
     assert_eq!(page(&books, 0, 9, "").await, (vec![], 10_000, true));
     assert_eq!(page(&books, 10_000, 9, "").await, (vec![], 20_000, true));
     assert_eq!(page(&books, 20_000, 9, "").await, (vec!["test".into()], 25_004, false));
-    insert_events(&file, 10_000, "(select sale_no from sales)", "1");
+    books.plant_events(10_000, "(select sale_no from sales)", "1");
     assert_eq!(
         books.ledger.last_events(9, |_| true).await.unwrap().events,
         [],
@@ -75,28 +73,17 @@ async fn a_long_rehearsal_is_passed_over_in_pieces(books: Books) {
     );
 }
 
-/// So many more events; `at` is SQL over their number `i`, from 1 on.
-fn insert_events(file: &rusqlite::Connection, count: u32, sale_no: &str, at: &str) {
-    let sql = format!(
-        "with recursive numbers (i) as (select 1 union all select i + 1 from numbers where i < {count})
-         insert into events (type, at, sale_no, data) select 'test', {at}, {sale_no}, '{{}}' from numbers"
-    );
-    file.execute(&sql, []).unwrap();
-}
-
 /// Times grow with the numbers, but not strictly: who waits for the writer was timed before.
 async fn a_time_is_found_among_many_events(books: Books) {
-    let file = rusqlite::Connection::open(books.ledger.path()).unwrap();
     let at = format!("{} + i * 100 - iif(i % 7 = 0, 3000, 0)", NOW.0);
-    insert_events(&file, 5_000, "null", &at);
+    books.plant_events(5_000, "null", &at);
     for kept_from in [0, 1_000] {
-        file.execute("delete from events where event_no <= ?1", [kept_from]).unwrap();
+        books.plant(&format!("delete from events where event_no <= {kept_from}"));
         for step in 0..=530 {
             let since = NOW.plus_ms(step * 977);
-            let sql = "select coalesce(min(event_no) - 1, (select max(event_no) from events)) from events where at >= ?1";
-            let expected: u64 =
-                file.query_row(sql, [since.0], |row| row.get::<_, i64>(0)).unwrap().try_into().unwrap();
-            assert_eq!(books.ledger.place_of(since).await.unwrap(), expected, "{since}");
+            let sql = "select coalesce(min(event_no) - 1, (select max(event_no) from events)) from events";
+            let [expected] = books.numbers(&format!("{sql} where at >= {}", since.0));
+            assert_eq!(i64::try_from(books.ledger.place_of(since).await.unwrap()), Ok(expected), "{since}");
         }
     }
 }

@@ -1,15 +1,13 @@
 //! What every ledger tells of windows and shelves: each turn once and in its order, whoever notices it, and however late.
 
-use doorbuster::ledger::{Changed, SqliteLedger};
+use doorbuster::ledger::Changed;
 use rules::id::{OfferId, OrderId, PaymentId, SaleId};
 use rules::sale::{Sale, SaleAction, Window};
 use rules::time::UnixMs;
 
 use super::deadlines::{PAY_BY, sweep};
 use super::payments::{by_payment, captured, start, take};
-use super::{
-    Books, NOW, OFFER, Recorded, SALE, assert_books_fit, buyer, claim, events, record, sale, sqlite,
-};
+use super::{Books, NOW, OFFER, Recorded, SALE, assert_books_fit, buyer, claim, record, sale, sqlite};
 
 const LATER: SaleId = SaleId(5);
 const OPENS: UnixMs = UnixMs(NOW.0 + 10_000);
@@ -38,7 +36,7 @@ async fn close_later(books: &Books, closes_at: UnixMs, now: UnixMs) {
 
 /// What was told of the second sale since it was published.
 fn told(books: &Books) -> Vec<String> {
-    let kinds = events(books).into_iter().map(|event| event.kind).filter(|kind| kind.starts_with("sale."));
+    let kinds = books.events().into_iter().map(|event| event.kind).filter(|kind| kind.starts_with("sale."));
     kinds.skip(5).collect()
 }
 
@@ -56,7 +54,7 @@ async fn a_window_is_told_once_when_it_opens_and_once_when_it_closes(books: Book
         (told(&books), books.ledger.next_turn().await.unwrap()),
         (vec!["sale.opened".into()], Some(CLOSES))
     );
-    let data: serde_json::Value = serde_json::from_str(&events(&books).pop().unwrap().data).unwrap();
+    let data: serde_json::Value = serde_json::from_str(&books.events().pop().unwrap().data).unwrap();
     assert_eq!(data, serde_json::json!({"opens_at": OPENS, "closes_at": CLOSES}));
     assert_eq!(books.ledger.tell_turns(UnixMs(CLOSES.0 - 1)).await.unwrap(), 0);
     assert_eq!(books.ledger.tell_turns(CLOSES).await.unwrap(), 1);
@@ -69,11 +67,7 @@ async fn a_window_is_told_once_when_it_opens_and_once_when_it_closes(books: Book
 /// Nobody was there when it opened, nor when it closed.
 async fn what_came_while_nobody_was_there_is_told_afterwards(books: Books) {
     later(&books).await;
-    let Books { ledger, _folder } = books;
-    let path = ledger.path().to_owned();
-    ledger.close();
-    let ledger = SqliteLedger::open(&path, None, [1; 16]).unwrap();
-    let books = Books { ledger, _folder };
+    let books = books.reopened();
     assert_eq!(
         books.ledger.tell_turns(CLOSES.plus_s(3_600)).await.unwrap(),
         3,
@@ -131,14 +125,14 @@ async fn nobody_hears_of_an_order_before_its_sale_is_open(books: Books) {
     let first = doorbuster::queue::Claim { offer: OfferId(6), ..(*first).clone() };
     books.ledger.record_orders(vec![(no, first.into())], OPENS).await.unwrap();
     assert_eq!(books.ledger.tell_turns(OPENS).await.unwrap(), 0);
-    let kinds: Vec<String> = events(&books).into_iter().map(|event| event.kind).collect();
+    let kinds: Vec<String> = books.events().into_iter().map(|event| event.kind).collect();
     assert_eq!(kinds[kinds.len() - 2..], ["sale.opened", "order.recorded"]);
 }
 
 /// What was told of the offer's shelf, with the units that were free then.
 fn shelf(books: &Books) -> Vec<String> {
     let of_shelf = |kind: &str| matches!(kind, "offer.sold_out" | "offer.restocked");
-    let told = events(books).into_iter().filter(|event| of_shelf(&event.kind));
+    let told = books.events().into_iter().filter(|event| of_shelf(&event.kind));
     told.map(|event| {
         let data: serde_json::Value = serde_json::from_str(&event.data).unwrap();
         format!("{} {} of {}", event.kind.trim_start_matches("offer."), data["free"], data["stock"])

@@ -52,11 +52,12 @@ fn ledger_of_version_two(path: &std::path::Path) {
 #[tokio::test]
 async fn an_older_ledger_goes_on_with_its_orders() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("ledger.db");
+    let path = Books::file_in(folder.path());
     ledger_of_version_two(&path);
     let ledger = SqliteLedger::open(&path, None, [1; 16]).unwrap();
     assert_eq!(ledger.incarnation(), &[7; 16], "it is the same ledger");
-    let books = Books { ledger, _folder: folder };
+    ledger.close();
+    let books = Books::in_folder(folder);
     let ann = order(&books, 11).await;
     assert_eq!((ann.status.state, ann.payment, ann.refunded_at), (State::AwaitingPayment, None, None));
     start(&books, 11, "ann", "sandbox", 101).await;
@@ -72,7 +73,7 @@ async fn an_older_ledger_goes_on_with_its_orders() {
 #[tokio::test]
 async fn bringing_a_ledger_up_to_date_again_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("ledger.db");
+    let path = Books::file_in(folder.path());
     ledger_of_version_two(&path);
     let tables = |path: &std::path::Path| -> Vec<String> {
         let file = rusqlite::Connection::open(path).unwrap();

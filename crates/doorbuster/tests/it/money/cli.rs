@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use doorbuster::clock::Clock;
 use serde_json::json;
 use testkit::process::{Process, Program, Stream};
 
@@ -164,4 +165,30 @@ async fn without_a_server_the_folder_is_opened() {
     assert_eq!(listed["items"][0]["id"], json!(payment));
     let (code, _, err) = run(&["payments", "list", "--data-dir", "/nonexistent/doorbuster"]);
     assert!(code == Some(1) && err.contains("--server URL"), "{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_command_asks_for_in_a_folder_is_carried_out_by_the_next_server() {
+    let (app, sale) = shop(1).await;
+    let ann = app.buyer("ann");
+    let id = won(&ann, &sale).await;
+    let payment = payment(&ann, &id).await;
+    act(&app, &payment, &json!({"outcome": "paid"}), 200).await;
+    becomes(&ann, &id, "paid").await;
+    let folder = app.stop().await;
+    let path = folder.path().to_str().unwrap().to_owned();
+    let order = id.clone();
+    let refund = move || run(&["payments", "refund", &order, "--data-dir", &path, "--set", SANDBOX]);
+    let (code, out, err) = tokio::task::spawn_blocking(refund).await.unwrap();
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("of ann is refunding") && err.contains("by the next server"), "{out}{err}");
+    let look = folder.path().to_str().unwrap().to_owned();
+    let look = move || run(&["payments", "show", &payment, "--data-dir", &look, "--set", SANDBOX, "--json"]);
+    let (_, out, _) = tokio::task::spawn_blocking(look).await.unwrap();
+    let shown: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&shown["state"], &shown["attempts"]), (&json!("refund_due"), &json!(0)), "{shown}");
+
+    let app = TestApp::on(folder, Clock::system(), &[SANDBOX]).await;
+    becomes(&app.buyer("ann"), &id, "refunded").await;
+    eventually("the unit is back", async || units(&app, &sale).await == [1, 1, 0, 0]).await;
 }
