@@ -1,8 +1,10 @@
 //! Whom we call when somebody else names the address: public servers only. Images and webhooks both ask here. Owns
 //! which addresses are public and that a connection goes to the very address that was judged. Calls nobody itself.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use futures_util::future::BoxFuture;
 use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
@@ -10,15 +12,28 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 /// that a name cannot mean one thing to us and another to the socket.
 #[derive(Clone, Copy, Debug)]
 pub struct PublicOnly {
-    /// What is said about an address that is not public, and which setting allows it.
-    pub refusal: &'static str,
+    refusal: &'static str,
+    look_up: LookUp,
+}
+
+/// Where a name leads, now: the next time it may lead elsewhere.
+type LookUp = fn(Name) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>>;
+
+impl PublicOnly {
+    /// `refusal` is what is said about an address that is not public, and which setting allows it.
+    #[must_use]
+    pub fn or(refusal: &'static str) -> Self {
+        let look_up: LookUp =
+            |name| Box::pin(async move { Ok(tokio::net::lookup_host((name.as_str(), 0)).await?.collect()) });
+        Self { refusal, look_up }
+    }
 }
 
 impl Resolve for PublicOnly {
     fn resolve(&self, name: Name) -> Resolving {
-        let refusal = self.refusal;
+        let Self { refusal, look_up } = *self;
         Box::pin(async move {
-            let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
+            let found = look_up(name).await?;
             if found.iter().any(|address| !is_public(address.ip())) {
                 return Err(refusal.into());
             }
@@ -78,6 +93,8 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
@@ -122,8 +139,45 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_that_leads_inside_is_refused_when_it_is_looked_up() {
-        let guard = PublicOnly { refusal: "not a public one" };
+        let guard = PublicOnly::or("not a public one");
         let found = guard.resolve("localhost".parse().unwrap()).await;
         assert_eq!(found.err().unwrap().to_string(), "not a public one");
+    }
+
+    /// A name that is harmless when it is looked at, and leads inside from then on.
+    fn rebound() -> PublicOnly {
+        static LOOKS: AtomicUsize = AtomicUsize::new(0);
+        let look_up: LookUp = |_| {
+            let addresses: &[&str] = match LOOKS.fetch_add(1, Ordering::AcqRel) {
+                0 => &["1.1.1.1:0", "[2606:4700::1111]:0"],
+                1 => &["1.1.1.1:0", "127.0.0.1:0"],
+                _ => &["127.0.0.1:0"],
+            };
+            let found = addresses.iter().map(|address| address.parse().unwrap()).collect();
+            Box::pin(async move { Ok(found) })
+        };
+        PublicOnly { refusal: "not a public one", look_up }
+    }
+
+    /// What was judged is what is connected to, since nobody looks again in between; and each connection is judged anew.
+    #[tokio::test]
+    async fn a_name_that_changes_its_mind_does_not_get_through() {
+        let guard = rebound();
+        let name = || "shop.example".parse().unwrap();
+        let judged: Vec<SocketAddr> = guard.resolve(name()).await.unwrap().collect();
+        assert_eq!(judged, ["1.1.1.1:0", "[2606:4700::1111]:0"].map(|address| address.parse().unwrap()));
+        let mixed = guard.resolve(name()).await;
+        assert_eq!(mixed.err().unwrap().to_string(), "not a public one", "one inside is enough");
+
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let url = format!("http://shop.example:{}/", listener.local_addr().unwrap().port());
+        let client = reqwest::Client::builder().no_proxy().dns_resolver(guard).build().unwrap();
+        for _ in 0..2 {
+            let refused = client.get(&url).send().await.unwrap_err();
+            let why = format!("{:#}", anyhow::Error::from(refused));
+            assert!(why.contains("not a public one"), "{why}");
+        }
+        assert!(listener.accept().is_err(), "nobody knocked");
     }
 }

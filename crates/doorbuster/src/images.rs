@@ -274,7 +274,7 @@ fn client(settings: &Settings) -> anyhow::Result<Client> {
         }
     }));
     if !private {
-        client = client.dns_resolver(PublicOnly { refusal: PRIVATE });
+        client = client.dns_resolver(PublicOnly::or(PRIVATE));
     }
     if let Some(path) = &settings.images.ca_file {
         let pem = std::fs::read(path).with_context(|| format!("images.ca_file: cannot read {path}"))?;

@@ -98,6 +98,9 @@ kinds! {
     OrderState = "order_state" One Person
         "An order is in a state that no order can be in."
         "Its events tell what happened to it. Put the row right from there, or from a backup.";
+    UnreadableRow = "unreadable_row" One Person
+        "A row of the ledger cannot be read: a newer version, or somebody by hand, wrote something there that this version does not know."
+        "Run the version that wrote it, or put the row right from its events or from a backup. Until then it is left alone, and what hangs on it is not judged.";
     UnpaidOverdue = "unpaid_overdue" One Person
         "An order is past its deadline and still unpaid; its units are held for nobody."
         "The sweeper does not work or cannot reach the provider: read its log, then restart the server.";

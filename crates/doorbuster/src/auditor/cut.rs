@@ -21,7 +21,7 @@ use crate::app::App;
 use crate::catalogue::is_public;
 use crate::gate::{Held, OfferGate, Weight};
 use crate::ledger::audit::{
-    Doubt, Doubts, LedgerLook, OfferLook, OrderLook, Overdue, Patience, Remedy, Scope,
+    Doubt, Doubts, LedgerLook, OfferLook, OrderLook, OrderSeen, Overdue, Patience, Remedy, Scope,
 };
 use crate::ledger::{LedgerError, LedgerResult};
 
@@ -61,7 +61,7 @@ pub struct Proven {
     pub beyond: BTreeMap<Kind, u64>,
     /// Live orders that the last cut did not see at the gate, whether or not that is proven, by their offer.
     pub unseen: HashMap<OfferId, Vec<OrderId>>,
-    /// There are more of those, of any offer.
+    /// There are more of those, of any offer, or there may be: an order that cannot be read may be live.
     pub more_unseen: bool,
     /// How long everything stood still to be sure.
     pub held_up: Duration,
@@ -117,7 +117,8 @@ pub fn confirm(first: &Doubts, second: Doubts) -> Proven {
         let beyond = second.beyond(kind);
         proven.beyond.insert(kind, if by_one(kind) { beyond } else { beyond.min(first.beyond(kind)) });
     }
-    proven.more_unseen = second.beyond(Kind::GateMissingOrder) > 0;
+    let is_unreadable = |doubt: &Doubt| doubt.kind == Kind::UnreadableRow;
+    proven.more_unseen = second.beyond(Kind::GateMissingOrder) > 0 || second.kept().iter().any(is_unreadable);
     for doubt in second.into_kept() {
         if let Remedy::Seed { offer, order } = doubt.remedy {
             proven.unseen.entry(offer).or_default().push(order);
@@ -174,8 +175,17 @@ fn place(offer_no: u32) -> Option<usize> {
 }
 
 impl Compared {
-    /// Holds one order of the ledger against the gate.
-    fn see(&mut self, order: &OrderLook<'_>) {
+    /// Holds one order of the ledger against the gate. Of one that cannot be read nobody knows whether it is held rightly.
+    fn see(&mut self, order: &OrderSeen<'_>) {
+        match order {
+            OrderSeen::Read(order) => self.compare(order),
+            OrderSeen::Unreadable(order) => {
+                self.held.remove(order);
+            }
+        }
+    }
+
+    fn compare(&mut self, order: &OrderLook<'_>) {
         let held = self.held.remove(&order.id);
         let Some(offer) = self.offers.get(&order.offer) else { return };
         let doubt =
@@ -288,10 +298,14 @@ pub async fn sure(app: &App, mut proven: Proven) -> LedgerResult<Proven> {
     }
     let mut sure = Vec::with_capacity(proven.doubts.len());
     for mut doubt in proven.doubts {
-        if let Remedy::Release { order, seq, .. } = doubt.remedy
-            && has_moved_on(app, order, seq).await?
-        {
-            continue;
+        if let Remedy::Release { order, seq, .. } = doubt.remedy {
+            match has_moved_on(app, order, seq).await {
+                Ok(true) => continue,
+                Ok(false) => {}
+                // It, or money for it, cannot be read: a person must look, and the other findings are told all the same.
+                Err(error) if error.is_of_the_content() => {}
+                Err(error) => return Err(error),
+            }
         }
         if doubt.kind == Kind::GateUnits {
             let found = doubt.offer.and_then(|offer| weighed.get(&offer));

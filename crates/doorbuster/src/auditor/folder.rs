@@ -14,8 +14,8 @@ use super::{Seen, cut, report, scope_of};
 use crate::app::{JOURNAL_FILE, ensure_unused, lock_data_dir};
 use crate::clock::Clock;
 use crate::config::Settings;
-use crate::ledger::SqliteLedger;
 use crate::ledger::audit::{Doubt, Doubts, LedgerLook, Recounted, Remedy, Scope};
+use crate::ledger::{LedgerResult, SqliteLedger};
 use crate::queue::{JournalLook, Misfit};
 
 /// Audits the folder, and keeps the report there. A folder in use is refused.
@@ -60,8 +60,14 @@ async fn examine(
     let mut mended = Mended::default();
     if request.repair {
         for doubt in &proven.doubts {
-            if mend(ledger, &doubt.remedy, now).await? {
-                mended.keys.insert(doubt.key());
+            match mend(ledger, &doubt.remedy, now).await {
+                Ok(true) => {
+                    mended.keys.insert(doubt.key());
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::error!(kind = %doubt.kind, about = doubt.about, %error, "an audit could not mend this");
+                }
             }
         }
     }
@@ -110,14 +116,14 @@ async fn against_journal(
         if known.is_none() && !scope.is_all() {
             continue;
         }
-        let order = ledger.order(claim.order).await?;
-        let needs_units = match (claim.revives, &order) {
-            (None, order) => order.is_none(),
+        let recorded = ledger.seq_of(claim.order).await?;
+        let needs_units = match (claim.revives, recorded) {
+            (None, recorded) => recorded.is_none(),
             // Late money: dealt with as soon as its order has moved on.
-            (Some(revive), order) => order.as_ref().is_none_or(|order| order.seq == revive.closing_seq),
+            (Some(revive), recorded) => recorded.is_none_or(|seq| seq == revive.closing_seq),
         };
         match known {
-            _ if order.is_none() && (*seq <= look.cursor || claim.revives.is_some()) => {
+            _ if recorded.is_none() && (*seq <= look.cursor || claim.revives.is_some()) => {
                 doubts.push(doubt(Kind::ClaimWithoutOrder));
             }
             _ if *seq <= look.cursor || !needs_units => {}
@@ -130,7 +136,7 @@ async fn against_journal(
 }
 
 /// The verbs that need no server. `true` when it is right now.
-async fn mend(ledger: &SqliteLedger, remedy: &Remedy, now: UnixMs) -> anyhow::Result<bool> {
+async fn mend(ledger: &SqliteLedger, remedy: &Remedy, now: UnixMs) -> LedgerResult<bool> {
     match remedy {
         Remedy::Recount(offer) => Ok(ledger.recount(*offer, now).await? == Recounted::Right),
         Remedy::Lift { buyer, strike } => {

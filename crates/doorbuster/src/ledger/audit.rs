@@ -91,6 +91,14 @@ pub struct OrderLook<'a> {
     pub pass_expires_at: UnixMs,
 }
 
+/// An order as an audit comes by it.
+#[derive(Clone, Copy, Debug)]
+pub enum OrderSeen<'a> {
+    Read(OrderLook<'a>),
+    /// It is there, and what is written about it cannot be read.
+    Unreadable(OrderId),
+}
+
 /// An offer's books in one snapshot.
 #[derive(Clone, Copy, Debug)]
 pub struct OfferLook {

@@ -190,7 +190,7 @@ pub fn client(settings: &WebhooksSettings) -> anyhow::Result<Client> {
         .pool_max_idle_per_host(settings.in_flight)
         .user_agent(concat!("doorbuster/", env!("CARGO_PKG_VERSION")));
     if !settings.private_addresses {
-        client = client.dns_resolver(PublicOnly { refusal: PRIVATE });
+        client = client.dns_resolver(PublicOnly::or(PRIVATE));
     }
     if let Some(path) = &settings.ca_file {
         let pem = std::fs::read(path).with_context(|| format!("webhooks.ca_file: cannot read {path}"))?;

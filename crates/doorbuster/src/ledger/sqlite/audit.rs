@@ -12,7 +12,8 @@ use rules::order::{Reason, State, Status};
 use rules::payment;
 use rules::sale::SaleState;
 use rules::time::UnixMs;
-use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OptionalExtension as _, Params, Row, Transaction, params};
 use serde::Deserialize;
 
 use super::events::{newest, set_head};
@@ -20,8 +21,8 @@ use super::orders::find;
 use super::shelf::{LEFT_COLUMNS, Left};
 use super::{SqliteLedger, Urgency, column, payments, signed};
 use crate::ledger::audit::{
-    Doubt, Doubts, KeptAudit, LedgerLook, OfferLook, OfferStill, OrderLook, Overdue, Recounted, Remedy,
-    Scope, Still,
+    DOUBTS_PER_KIND_MAX, Doubt, Doubts, KeptAudit, LedgerLook, OfferLook, OfferStill, OrderLook, OrderSeen,
+    Overdue, Recounted, Remedy, Scope, Still,
 };
 use crate::ledger::{Counters, LedgerResult};
 
@@ -30,6 +31,9 @@ const AUDITS_KEPT: u32 = 1_000;
 
 /// After so many rows whoever waits for the core may have it: nobody waits for an audit.
 const ROWS_PER_YIELD: u64 = 512;
+
+/// How much is shown of a value that nobody can read, in characters.
+const SHOWN_MAX: usize = 64;
 
 /// How far back is looked for refunds whose units are on their way out of the gate, in events: they take milliseconds.
 const EVENTS_UNDER_WAY: u64 = 4_096;
@@ -45,19 +49,19 @@ const PAYS: &str = "(payments.state = 'applied' or payments.reason = 'requested'
 
 impl SqliteLedger {
     /// Reads the books of one instant from end to end and says what does not fit. `visit` shows every order in the scope
-    /// to `visitor`, on a reading thread.
+    /// to `visitor`, on a reading thread. A row that cannot be read does not fit either, and hides no other.
     pub async fn look<V: Send + 'static>(
         &self,
         scope: Scope,
         overdue: Option<Overdue>,
         mut visitor: V,
-        visit: fn(&mut V, &OrderLook<'_>),
+        visit: fn(&mut V, &OrderSeen<'_>),
     ) -> LedgerResult<(LedgerLook, V)> {
         self.read(move |connection| {
             // One transaction is one snapshot, however long it takes to read.
             let transaction = connection.unchecked_transaction()?;
-            let reader = Reader::new(&transaction, scope, overdue)?;
-            let look = reader.read(&mut |order: &OrderLook<'_>| visit(&mut visitor, order))?;
+            let reader = Reader::new(&transaction, scope, overdue);
+            let look = reader.read(&mut |order: &OrderSeen<'_>| visit(&mut visitor, order))?;
             Ok((look, visitor))
         })
         .await
@@ -100,6 +104,18 @@ impl SqliteLedger {
             }
             let leaving = leaving_orders(transaction)?;
             Ok(work(Some(OfferStill { stock, live_units, live, leaving })))
+        })
+        .await
+    }
+
+    /// The `seq` of an order, of which nothing else is read: it may be one that cannot be.
+    pub async fn seq_of(&self, id: OrderId) -> LedgerResult<Option<u32>> {
+        self.read(move |connection| {
+            let seq = connection
+                .prepare_cached("select seq from orders where order_id = ?1")?
+                .query_row([id.to_bytes()], |row| column::count(row, 0))
+                .optional()?;
+            Ok(seq)
         })
         .await
     }
@@ -302,6 +318,9 @@ struct OfferCount {
     price: Money,
     live: u64,
     paid: u64,
+    /// Whether every order of it could be read as far as these sums need it.
+    live_is_known: bool,
+    paid_is_known: bool,
 }
 
 /// Reads one snapshot.
@@ -313,6 +332,10 @@ struct Reader<'a> {
     /// Which events there must be: one number over all changes of all orders.
     told: Told,
     doubts: Doubts,
+    /// Orders that cannot be read, or of which a payment cannot be: what hangs on that is not judged.
+    unsure: HashSet<OrderId>,
+    /// The keys of rows that cannot be read: some are come by more than once.
+    unreadable: HashSet<String>,
     orders: u64,
 }
 
@@ -340,16 +363,26 @@ struct OrderRow<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(connection: &'a Connection, scope: Scope, overdue: Option<Overdue>) -> rusqlite::Result<Self> {
-        let offers = read_offers(connection, scope)?;
-        let told = Told::default();
-        Ok(Self { connection, scope, overdue, offers, told, doubts: Doubts::default(), orders: 0 })
+    fn new(connection: &'a Connection, scope: Scope, overdue: Option<Overdue>) -> Self {
+        Self {
+            connection,
+            scope,
+            overdue,
+            offers: BTreeMap::new(),
+            told: Told::default(),
+            doubts: Doubts::default(),
+            unsure: HashSet::new(),
+            unreadable: HashSet::new(),
+            orders: 0,
+        }
     }
 
-    fn read(mut self, visit: &mut impl FnMut(&OrderLook<'_>)) -> LedgerResult<LedgerLook> {
+    fn read(mut self, visit: &mut impl FnMut(&OrderSeen<'_>)) -> LedgerResult<LedgerLook> {
+        self.read_offers()?;
         let kept = self.read_orders(visit)?;
         self.check_counters();
         self.check_events(kept)?;
+        self.read_payments()?;
         self.check_paid_orders()?;
         self.check_applied_payments()?;
         self.check_strikes()?;
@@ -367,8 +400,22 @@ impl<'a> Reader<'a> {
         Ok(LedgerLook { offers, orders: self.orders, cursor, doubts: self.doubts })
     }
 
+    /// The offers in the scope. One that cannot be read is left out, and with it everything that hangs on it.
+    fn read_offers(&mut self) -> LedgerResult<()> {
+        let sql = "select offer_id, offer_no, sale_id, sales.state, stock, live_units, paid_units, change_no,
+                 price_amount, currency
+             from offers join sales using (sale_no)";
+        self.judge_rows("offers", sql, [], |reader, row| {
+            let (sale, offer) = (SaleId(column::id(row, 2)?), OfferId(column::id(row, 0)?));
+            if reader.scope.has(sale, offer) {
+                reader.offers.insert(row.get(1)?, read_offer(row)?);
+            }
+            Ok(())
+        })
+    }
+
     /// Reads every order once. Answers from which order number on all events must be there.
-    fn read_orders(&mut self, visit: &mut impl FnMut(&OrderLook<'_>)) -> LedgerResult<i64> {
+    fn read_orders(&mut self, visit: &mut impl FnMut(&OrderSeen<'_>)) -> LedgerResult<i64> {
         let first_kept = self.connection.query_row(
             "select event_no, at from events order by event_no limit 1",
             [],
@@ -391,20 +438,62 @@ impl<'a> Reader<'a> {
             {
                 kept = row.get(0)?;
             }
-            let Some(offer) = self.offers.get(&row.get::<_, i64>(2)?).map(|count| count.look.counters.offer)
-            else {
-                continue;
-            };
-            let order = read_order(row, offer)?;
-            visit(&order.look);
-            self.count(&order, kept);
-            self.check_order(&order)?;
+            match self.order_in_scope(row) {
+                Ok(None) => continue,
+                Ok(Some(order)) => {
+                    visit(&OrderSeen::Read(order.look));
+                    self.count(&order, kept);
+                    self.check_order(&order)?;
+                }
+                Err(error) if is_of_the_row(&error) => self.see_unreadable(row, kept, &error, visit),
+                Err(error) => return Err(error.into()),
+            }
             self.orders += 1;
             if self.orders.is_multiple_of(ROWS_PER_YIELD) {
                 std::thread::yield_now();
             }
         }
         Ok(kept)
+    }
+
+    fn order_in_scope<'r>(&self, row: &'r Row<'_>) -> rusqlite::Result<Option<OrderRow<'r>>> {
+        let count = self.offers.get(&row.get::<_, i64>(2)?);
+        count.map(|count| read_order(row, count.look.counters.offer)).transpose()
+    }
+
+    /// An order that cannot be read is there all the same: its units count if they can be, and nobody may take it for
+    /// one that does not exist.
+    fn see_unreadable(
+        &mut self,
+        row: &Row<'_>,
+        kept: i64,
+        error: &rusqlite::Error,
+        visit: &mut impl FnMut(&OrderSeen<'_>),
+    ) {
+        let (order, quantity) = (column::id(row, 1).map(OrderId), column::count(row, 4));
+        if let Ok(order) = order {
+            visit(&OrderSeen::Unreadable(order));
+            self.unsure.insert(order);
+        }
+        if let (Ok(no), Ok(seq)) = (row.get::<_, i64>(0), column::count(row, 9))
+            && no >= kept
+        {
+            (2..=seq).for_each(|seq| self.told.add(no, seq));
+        }
+        let offer_no: Option<i64> = row.get(2).ok();
+        if let Some(count) = offer_no.and_then(|offer_no| self.offers.get_mut(&offer_no)) {
+            count.paid_is_known = false;
+            match (&quantity, row.get::<_, bool>(7)) {
+                (Ok(quantity), Ok(holds_units)) => {
+                    count.live += u64::from(*quantity) * u64::from(holds_units);
+                }
+                _ => count.live_is_known = false,
+            }
+        }
+        let Some(offer) = self.offer_in_scope(offer_no) else { return };
+        let name = order.map_or_else(|_| name_of(row), |order| order.to_string());
+        let which = Unreadable { table: "orders", name, offer, quantity: quantity.ok() };
+        self.note_unreadable(row, which, error);
     }
 
     fn count(&mut self, order: &OrderRow<'_>, kept: i64) {
@@ -472,7 +561,7 @@ impl<'a> Reader<'a> {
     }
 
     fn check_counters(&mut self) {
-        for OfferCount { look, live, paid, .. } in self.offers.values() {
+        for OfferCount { look, live, paid, live_is_known, paid_is_known, .. } in self.offers.values() {
             let Counters { offer, stock, live_units, paid_units, .. } = look.counters;
             let signed = |units: u64| i64::try_from(units).unwrap_or(i64::MAX);
             let mut doubt = |kind, units, remedy| {
@@ -484,11 +573,11 @@ impl<'a> Reader<'a> {
             if *live > u64::from(stock) {
                 doubt(Kind::Oversold, signed(*live) - i64::from(stock), Remedy::None);
             }
-            if *live != u64::from(live_units) {
+            if *live_is_known && *live != u64::from(live_units) {
                 let units = signed(*live) - i64::from(live_units);
                 doubt(Kind::LiveCounter, units, Remedy::Recount(offer));
             }
-            if *paid != u64::from(paid_units) {
+            if *paid_is_known && *paid != u64::from(paid_units) {
                 let units = signed(*paid) - i64::from(paid_units);
                 doubt(Kind::PaidCounter, units, Remedy::Recount(offer));
             }
@@ -497,32 +586,26 @@ impl<'a> Reader<'a> {
 
     /// One pass over the events: is each order's every change told once, and is every offer's stock the last one told?
     fn check_events(&mut self, kept: i64) -> LedgerResult<()> {
-        let connection = self.connection;
         let (mut told, mut rows_seen) = (Told::default(), 0_u64);
         let mut stock: HashMap<i64, (i64, u32)> = HashMap::new();
-        let mut statement = connection.prepare(
-            "select order_no, seq, offer_no, sale_no,
+        let sql = "select event_no, order_no, seq, offer_no, sale_no,
                  case type when 'offer.stock_changed' then data when 'sale.published' then '' end
-             from events order by event_no",
-        )?;
-        let mut rows = statement.query([])?;
-        while let Some(row) = rows.next()? {
+             from events order by event_no";
+        self.judge_rows("events", sql, [], |reader, row| {
             rows_seen += 1;
             if rows_seen.is_multiple_of(ROWS_PER_YIELD) {
                 std::thread::yield_now();
             }
-            let offer_no: Option<i64> = row.get(2)?;
-            let in_scope = offer_no.is_some_and(|offer| self.offers.contains_key(&offer));
+            let offer_no: Option<i64> = row.get(3)?;
+            let in_scope = offer_no.is_some_and(|offer| reader.offers.contains_key(&offer));
             if let (true, Some(order_no), Some(seq)) =
-                (in_scope, row.get::<_, Option<i64>>(0)?, row.get::<_, Option<u32>>(1)?)
+                (in_scope, row.get::<_, Option<i64>>(1)?, row.get::<_, Option<u32>>(2)?)
                 && order_no >= kept
             {
                 told.add(order_no, seq);
             }
-            let Some(data) = row.get_ref(4)?.as_str_or_null().map_err(rusqlite::Error::from)? else {
-                continue;
-            };
-            let sale_no: i64 = row.get::<_, Option<i64>>(3)?.unwrap_or(0);
+            let Some(data) = row.get_ref(5)?.as_str_or_null()? else { return Ok(()) };
+            let sale_no: i64 = row.get::<_, Option<i64>>(4)?.unwrap_or(0);
             match (data, offer_no) {
                 // What was told of a draft does not count: a draft's stock changes without a word.
                 ("", _) => stock.retain(|_, (sale, _)| *sale != sale_no),
@@ -532,7 +615,8 @@ impl<'a> Reader<'a> {
                 }
                 (_, None) => {}
             }
-        }
+            Ok(())
+        })?;
         self.check_stock(&stock);
         if told != self.told {
             self.find_gaps(kept)?;
@@ -554,74 +638,102 @@ impl<'a> Reader<'a> {
 
     /// The orders whose events do not fit. Only asked when the sums say that there are some.
     fn find_gaps(&mut self, kept: i64) -> LedgerResult<()> {
-        let connection = self.connection;
-        let mut statement = connection.prepare(
-            "select orders.order_no, order_id, orders.offer_no, quantity, orders.seq, count(distinct events.seq),
-                 count(events.seq), coalesce(max(events.seq), 0)
+        let sql = "select order_id, orders.offer_no, quantity, orders.seq, count(distinct events.seq), count(events.seq),
+                 coalesce(max(events.seq), 0)
              from orders left join (select order_no, seq from events where seq is not null and order_no >= ?1) as events
                  on events.order_no = orders.order_no
              where orders.order_no >= ?1 group by orders.order_no
              having count(distinct events.seq) <> orders.seq - 1 or count(events.seq) <> orders.seq - 1
-                 or coalesce(max(events.seq), 0) <> orders.seq",
-        )?;
-        let mut rows = statement.query([kept])?;
-        while let Some(row) = rows.next()? {
-            let Some(count) = self.offers.get(&row.get::<_, i64>(2)?) else { continue };
-            let doubt = Doubt::new(Kind::EventGap, Some(count.look.counters.offer), row.get(3)?)
-                .about("order_id", OrderId(column::id(row, 1)?))
-                .with("changes", column::count(row, 4)?.saturating_sub(1))
-                .with("events", column::count(row, 6)?)
-                .with("last_event_seq", column::count(row, 7)?)
-                .with("seq", column::count(row, 4)?);
-            self.doubts.push(doubt);
-        }
+                 or coalesce(max(events.seq), 0) <> orders.seq";
+        self.judge_rows("orders", sql, [kept], |reader, row| {
+            let Some(count) = reader.offers.get(&row.get::<_, i64>(1)?) else { return Ok(()) };
+            let doubt = Doubt::new(Kind::EventGap, Some(count.look.counters.offer), row.get(2)?)
+                .about("order_id", OrderId(column::id(row, 0)?))
+                .with("changes", column::count(row, 3)?.saturating_sub(1))
+                .with("events", column::count(row, 5)?)
+                .with("last_event_seq", column::count(row, 6)?)
+                .with("seq", column::count(row, 3)?);
+            reader.doubts.push(doubt);
+            Ok(())
+        })?;
         self.find_strays(kept)
     }
 
     /// Events of orders that are not there.
     fn find_strays(&mut self, kept: i64) -> LedgerResult<()> {
-        let connection = self.connection;
-        let mut statement = connection.prepare(
-            "select order_no, offer_no, count(*) from events where seq is not null and order_no >= ?1
-             and not exists (select 1 from orders where orders.order_no = events.order_no) group by order_no",
-        )?;
-        let mut rows = statement.query([kept])?;
-        while let Some(row) = rows.next()? {
-            let Some(offer) = self.offer_in_scope(row.get(1)?) else { continue };
+        let sql = "select order_no, offer_no, count(*) from events where seq is not null and order_no >= ?1
+             and not exists (select 1 from orders where orders.order_no = events.order_no) group by order_no";
+        self.judge_rows("events", sql, [kept], |reader, row| {
+            let Some(offer) = reader.offer_in_scope(row.get(1)?) else { return Ok(()) };
             let doubt = Doubt::new(Kind::EventGap, offer, 0).about("order_no", row.get::<_, i64>(0)?);
-            self.doubts.push(doubt.with("events", column::count(row, 2)?).with("changes", 0));
+            reader.doubts.push(doubt.with("events", column::count(row, 2)?).with("changes", 0));
+            Ok(())
+        })
+    }
+
+    /// Every payment, as far as it must be readable for whoever works on it.
+    fn read_payments(&mut self) -> LedgerResult<()> {
+        let sql =
+            "select payment_id, state, reason, amount, currency, order_id from payments order by payment_no";
+        let connection = self.connection;
+        let mut statement = connection.prepare(sql)?;
+        let (mut rows, mut rows_seen) = (statement.query([])?, 0_u64);
+        while let Some(row) = rows.next()? {
+            rows_seen += 1;
+            if rows_seen.is_multiple_of(ROWS_PER_YIELD) {
+                std::thread::yield_now();
+            }
+            match PaidBy::read(row, 0).and_then(|_| column::id_option(row, 5)) {
+                Ok(_) => {}
+                Err(error) if is_of_the_row(&error) => self.see_unreadable_payment(row, &error)?,
+                Err(error) => return Err(error.into()),
+            }
         }
+        Ok(())
+    }
+
+    fn see_unreadable_payment(&mut self, row: &Row<'_>, error: &rusqlite::Error) -> rusqlite::Result<()> {
+        let order = column::id_option(row, 5).ok().flatten().map(OrderId);
+        self.unsure.extend(order);
+        let found = self
+            .connection
+            .prepare_cached("select offer_no, quantity from orders where order_id = ?1")?
+            .query_row([order.map(OrderId::to_bytes)], |row| Ok((row.get(0).ok(), row.get(1).ok())))
+            .optional()?;
+        let (offer_no, quantity) = found.unwrap_or_default();
+        let Some(offer) = self.offer_in_scope(offer_no) else { return Ok(()) };
+        let which = Unreadable { table: "payments", name: name_of(row), offer, quantity };
+        self.note_unreadable(row, which, error);
         Ok(())
     }
 
     /// Every order that money has paid at some time, with the payments that say they paid it.
     fn check_paid_orders(&mut self) -> LedgerResult<()> {
-        let connection = self.connection;
         let sql = format!(
             "select orders.order_id, orders.offer_no, orders.quantity, orders.state, orders.payment_id,
                  payments.payment_id, payments.state, payments.reason, payments.amount, payments.currency
              from orders left join payments on payments.order_id = orders.order_id and {PAYS}
              where orders.state in {EVER_PAID} order by orders.order_no"
         );
-        let mut statement = connection.prepare(&sql)?;
-        let mut rows = statement.query([])?;
         let mut group: Option<PaidOrder> = None;
-        while let Some(row) = rows.next()? {
+        self.judge_rows("orders", &sql, [], |reader, row| {
             let id = OrderId(column::id(row, 0)?);
             if group.as_ref().is_none_or(|order| order.id != id) {
-                self.judge_paid(group.take());
+                reader.judge_paid(group.take());
                 group = Some(PaidOrder::read(row, id)?);
             }
-            if let (Some(group), Some(payment)) = (&mut group, PaidBy::read(row)?) {
+            // One that cannot be read was seen before, and its order is not judged.
+            if let (Some(group), Ok(Some(payment))) = (&mut group, PaidBy::read(row, 5)) {
                 group.payments.push(payment);
             }
-        }
+            Ok(())
+        })?;
         self.judge_paid(group.take());
         Ok(())
     }
 
     fn judge_paid(&mut self, order: Option<PaidOrder>) {
-        let Some(order) = order else { return };
+        let Some(order) = order.filter(|order| !self.unsure.contains(&order.id)) else { return };
         let Some(count) = self.offers.get(&order.offer_no) else { return };
         let (offer, price) = (count.look.counters.offer, count.price);
         let doubt = |kind| {
@@ -655,39 +767,36 @@ impl<'a> Reader<'a> {
 
     /// Payments that say they paid an order which does not know of it.
     fn check_applied_payments(&mut self) -> LedgerResult<()> {
-        let connection = self.connection;
         let sql = format!(
             "select payments.payment_id, payments.order_id, payments.state, payments.amount, payments.currency,
                  orders.offer_no, coalesce(orders.quantity, 0), coalesce(orders.state, 'missing')
              from payments left join orders on orders.order_id = payments.order_id
              where {PAYS} and (orders.state is null or orders.state not in {EVER_PAID})"
         );
-        let mut statement = connection.prepare(&sql)?;
-        let mut rows = statement.query([])?;
-        while let Some(row) = rows.next()? {
-            let Some(offer) = self.offer_in_scope(row.get(5)?) else { continue };
-            let order = column::id_option(row, 1)?.map_or_else(String::new, |id| OrderId(id).to_string());
+        self.judge_rows("payments", &sql, [], |reader, row| {
+            let Some(offer) = reader.offer_in_scope(row.get(5)?) else { return Ok(()) };
+            let order = column::id_option(row, 1)?.map(OrderId);
+            if order.is_some_and(|order| reader.unsure.contains(&order)) {
+                return Ok(());
+            }
             let doubt = Doubt::new(Kind::PaymentWithoutOrder, offer, row.get(6)?)
                 .about("payment_id", PaymentId(column::id(row, 0)?))
-                .with("order_id", order)
+                .with("order_id", order.map_or_else(String::new, |id| id.to_string()))
                 .with("order_state", row.get::<_, String>(7)?)
                 .with("payment_state", row.get::<_, String>(2)?)
                 .with("amount", format!("{} {}", row.get::<_, i64>(3)?, row.get::<_, String>(4)?));
-            self.doubts.push(doubt);
-        }
-        Ok(())
+            reader.doubts.push(doubt);
+            Ok(())
+        })
     }
 
     fn check_captures(&mut self, before: UnixMs) -> LedgerResult<()> {
-        let connection = self.connection;
-        let mut statement = connection.prepare(
-            "select payments.payment_id, payments.order_id, captured_at, amount, currency, offer_no, coalesce(quantity, 0)
+        let sql = "select payments.payment_id, payments.order_id, captured_at, amount, currency, offer_no,
+                 coalesce(quantity, 0)
              from payments left join orders on orders.order_id = payments.order_id
-             where payments.state = 'captured' and captured_at < ?1 order by payment_no",
-        )?;
-        let mut rows = statement.query([before.0])?;
-        while let Some(row) = rows.next()? {
-            let Some(offer) = self.offer_in_scope(row.get(5)?) else { continue };
+             where payments.state = 'captured' and captured_at < ?1 order by payment_no";
+        self.judge_rows("payments", sql, [before.0], |reader, row| {
+            let Some(offer) = reader.offer_in_scope(row.get(5)?) else { return Ok(()) };
             let payment = PaymentId(column::id(row, 0)?);
             let order = column::id_option(row, 1)?.map_or_else(String::new, |id| OrderId(id).to_string());
             let doubt = Doubt::new(Kind::CaptureUndecided, offer, row.get(6)?)
@@ -695,25 +804,22 @@ impl<'a> Reader<'a> {
                 .with("order_id", order)
                 .with("captured_at", column::time(row, 2)?)
                 .with("amount", format!("{} {}", row.get::<_, i64>(3)?, row.get::<_, String>(4)?));
-            self.doubts.push(doubt.mended_by(Remedy::Settle(payment)));
-        }
-        Ok(())
+            reader.doubts.push(doubt.mended_by(Remedy::Settle(payment)));
+            Ok(())
+        })
     }
 
     /// Refunds that nobody asked for since `before`, and those that a provider has been at since `since`.
     fn check_refunds(&mut self, before: UnixMs, since: UnixMs) -> LedgerResult<()> {
-        let connection = self.connection;
-        let mut statement = connection.prepare(
-            "select payments.payment_id, payments.order_id, next_try_at, payments.state, provider, attempts, offer_no,
-                 coalesce(quantity, 0), problem
+        let sql =
+            "select payments.payment_id, payments.order_id, next_try_at, payments.state, provider, attempts,
+                 offer_no, coalesce(quantity, 0), problem
              from payments left join orders on orders.order_id = payments.order_id
              where next_try_at is not null
                  and (next_try_at < ?1 or payments.state = 'refunding' and refunding_since < ?2)
-             order by next_try_at",
-        )?;
-        let mut rows = statement.query([before.0, since.0])?;
-        while let Some(row) = rows.next()? {
-            let Some(offer) = self.offer_in_scope(row.get(6)?) else { continue };
+             order by next_try_at";
+        self.judge_rows("payments", sql, [before.0, since.0], |reader, row| {
+            let Some(offer) = reader.offer_in_scope(row.get(6)?) else { return Ok(()) };
             let order = column::id_option(row, 1)?.map_or_else(String::new, |id| OrderId(id).to_string());
             let doubt = Doubt::new(Kind::RefundStuck, offer, row.get(7)?)
                 .about("payment_id", PaymentId(column::id(row, 0)?))
@@ -723,32 +829,33 @@ impl<'a> Reader<'a> {
                 .with("provider", row.get::<_, String>(4)?)
                 .with("attempts", column::count(row, 5)?)
                 .with("problem", row.get::<_, Option<String>>(8)?.unwrap_or_default());
-            self.doubts.push(doubt);
-        }
-        Ok(())
+            reader.doubts.push(doubt);
+            Ok(())
+        })
     }
 
     fn check_strikes(&mut self) -> LedgerResult<()> {
-        let connection = self.connection;
-        let mut statement = connection.prepare(
+        let sql =
             "select strike_no, strikes.buyer, order_id, offer_no, quantity, state, coalesce(reason, 'none')
              from strikes join orders using (order_no)
-             where lifted_at is null and not (state = 'closed' and coalesce(reason, '') = 'timeout')",
-        )?;
-        let mut rows = statement.query([])?;
-        while let Some(row) = rows.next()? {
-            let Some(offer) = self.offer_in_scope(row.get(3)?) else { continue };
+             where lifted_at is null and not (state = 'closed' and coalesce(reason, '') = 'timeout')";
+        self.judge_rows("strikes", sql, [], |reader, row| {
+            let Some(offer) = reader.offer_in_scope(row.get(3)?) else { return Ok(()) };
+            let order = OrderId(column::id(row, 2)?);
+            if reader.unsure.contains(&order) {
+                return Ok(());
+            }
             let buyer: BuyerId = column::word(row, 1, |text| BuyerId::parse(text).ok())?;
             let strike = column::number(row, 0)?;
             let doubt = Doubt::new(Kind::StrikeWithoutLapse, offer, row.get(4)?)
-                .about("order_id", OrderId(column::id(row, 2)?))
+                .about("order_id", order)
                 .with("buyer", buyer.as_str())
                 .with("strike", strike)
                 .with("state", row.get::<_, String>(5)?)
                 .with("reason", row.get::<_, String>(6)?);
-            self.doubts.push(doubt.mended_by(Remedy::Lift { buyer, strike }));
-        }
-        Ok(())
+            reader.doubts.push(doubt.mended_by(Remedy::Lift { buyer, strike }));
+            Ok(())
+        })
     }
 
     fn check_cursor(&mut self, cursor: u64) -> LedgerResult<()> {
@@ -763,28 +870,67 @@ impl<'a> Reader<'a> {
     }
 
     fn check_webhooks(&mut self) -> LedgerResult<()> {
-        let connection = self.connection;
         let newest = newest(self.connection)?;
-        let mut statement = connection.prepare(
-            "select webhook_id, cursor, (select count(*) from deliveries where deliveries.webhook_no = webhooks.webhook_no
+        let sql = "select webhook_id, cursor, (select count(*) from deliveries where deliveries.webhook_no = webhooks.webhook_no
                  and not exists (select 1 from events where events.event_no = deliveries.event_no))
-             from webhooks order by webhook_no",
-        )?;
-        let mut rows = statement.query([])?;
-        while let Some(row) = rows.next()? {
+             from webhooks order by webhook_no";
+        self.judge_rows("webhooks", sql, [], |reader, row| {
             let webhook = WebhookId(column::id(row, 0)?);
             let (cursor, orphans) = (column::number(row, 1)?, column::number(row, 2)?);
             let doubt = |kind| Doubt::new(kind, None, 0).about("webhook_id", webhook);
             if cursor > newest {
                 let doubt = doubt(Kind::WebhookCursor).with("cursor", cursor).with("newest_event", newest);
-                self.doubts.push(doubt.mended_by(Remedy::HoldBack(webhook)));
+                reader.doubts.push(doubt.mended_by(Remedy::HoldBack(webhook)));
             }
             if orphans > 0 {
                 let doubt = doubt(Kind::DeliveryWithoutEvent).with("deliveries", orphans);
-                self.doubts.push(doubt.mended_by(Remedy::Drop(webhook)));
+                reader.doubts.push(doubt.mended_by(Remedy::Drop(webhook)));
+            }
+            Ok(())
+        })
+    }
+
+    /// Shows every row to `judge`. One that cannot be read is a finding, and what comes after it is read all the same.
+    fn judge_rows(
+        &mut self,
+        table: &'static str,
+        sql: &str,
+        values: impl Params,
+        mut judge: impl FnMut(&mut Self, &Row<'_>) -> rusqlite::Result<()>,
+    ) -> LedgerResult<()> {
+        let connection = self.connection;
+        let mut statement = connection.prepare(sql)?;
+        let mut rows = statement.query(values)?;
+        while let Some(row) = rows.next()? {
+            match judge(self, row) {
+                Err(error) if is_of_the_row(&error) => {
+                    let which = Unreadable { table, name: name_of(row), offer: None, quantity: None };
+                    self.note_unreadable(row, which, &error);
+                }
+                judged => judged?,
             }
         }
         Ok(())
+    }
+
+    /// Which column cannot be read, and what stands there.
+    fn note_unreadable(&mut self, row: &Row<'_>, which: Unreadable, error: &rusqlite::Error) {
+        let Unreadable { table, name, offer, quantity } = which;
+        let key = format!("{table} {name}");
+        if self.unreadable.contains(&key) {
+            return;
+        }
+        if self.unreadable.len() < DOUBTS_PER_KIND_MAX {
+            self.unreadable.insert(key);
+        }
+        let units = quantity.map_or(0, i64::from);
+        let mut doubt =
+            Doubt::new(Kind::UnreadableRow, offer, units).about("table", table).about("row", name);
+        doubt = match column_of(error).map(|column| (row.as_ref().column_name(column), row.get_ref(column))) {
+            Some((Ok(column), Ok(value))) => doubt.with("column", column).with("value", shown(value)),
+            _ => doubt.with("problem", error),
+        };
+        self.doubts.push(doubt);
     }
 
     /// The offer of a row that may have none; `None` when it is not in the scope.
@@ -836,39 +982,77 @@ impl PaidOrder {
 }
 
 impl PaidBy {
-    fn read(row: &Row<'_>) -> rusqlite::Result<Option<Self>> {
-        let Some(id) = column::id_option(row, 5)? else { return Ok(None) };
-        let reason = match row.get_ref(7)?.as_str_or_null()? {
+    /// From the column `first` on: id, state, reason, amount and currency.
+    fn read(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Self>> {
+        let Some(id) = column::id_option(row, first)? else { return Ok(None) };
+        let reason = match row.get_ref(first + 2)?.as_str_or_null()? {
             None => None,
-            Some(text) => Some(payment::RefundReason::parse(text).ok_or_else(|| column::unknown_word(7))?),
+            Some(text) => {
+                let reason = payment::RefundReason::parse(text);
+                Some(reason.ok_or_else(|| column::unknown_word(first + 2))?)
+            }
         };
-        let status = payment::Status { state: column::word(row, 6, payment::State::parse)?, reason };
-        let money = Money { amount: row.get(8)?, currency: column::word(row, 9, |text| text.parse().ok())? };
-        Ok(Some(Self { id: PaymentId(id), status, money }))
+        let status = payment::Status { state: column::word(row, first + 1, payment::State::parse)?, reason };
+        let currency = column::word(row, first + 4, |text| text.parse().ok())?;
+        Ok(Some(Self { id: PaymentId(id), status, money: Money { amount: row.get(first + 3)?, currency } }))
     }
 }
 
-fn read_offers(connection: &Connection, scope: Scope) -> rusqlite::Result<BTreeMap<i64, OfferCount>> {
-    let mut statement = connection.prepare(
-        "select offer_no, offer_id, sale_id, sales.state, stock, live_units, paid_units, change_no, price_amount,
-             currency
-         from offers join sales using (sale_no)",
-    )?;
-    let rows = statement.query_map([], |row| {
-        let counters = Counters {
-            offer: OfferId(column::id(row, 1)?),
-            stock: column::count(row, 4)?,
-            live_units: column::count(row, 5)?,
-            paid_units: column::count(row, 6)?,
-            change_no: column::number(row, 7)?,
-        };
-        let sale_state = column::word(row, 3, SaleState::parse)?;
-        let look = OfferLook { sale: SaleId(column::id(row, 2)?), sale_state, counters };
-        let price = Money { amount: row.get(8)?, currency: column::word(row, 9, |text| text.parse().ok())? };
-        Ok((row.get(0)?, OfferCount { look, price, live: 0, paid: 0 }))
-    })?;
-    let in_scope = |count: &OfferCount| scope.has(count.look.sale, count.look.counters.offer);
-    rows.filter(|row| row.as_ref().map_or(true, |(_, count)| in_scope(count))).collect()
+/// Which row cannot be read.
+struct Unreadable {
+    table: &'static str,
+    /// Its id, or its number.
+    name: String,
+    offer: Option<OfferId>,
+    quantity: Option<u32>,
+}
+
+/// Without a code it was not the database that failed but the reading of a row.
+fn is_of_the_row(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code().is_none()
+}
+
+fn column_of(error: &rusqlite::Error) -> Option<usize> {
+    use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType};
+    match error {
+        FromSqlConversionFailure(column, ..)
+        | IntegralValueOutOfRange(column, _)
+        | InvalidColumnType(column, ..) => Some(*column),
+        _ => None,
+    }
+}
+
+/// The first column names the row.
+fn name_of(row: &Row<'_>) -> String {
+    match column::id(row, 0) {
+        Ok(id) => OrderId(id).to_string(),
+        Err(_) => row.get_ref(0).map_or_else(|_| "unknown".to_owned(), shown),
+    }
+}
+
+/// A value for somebody who must put it right; not more of it than a report can hold.
+fn shown(value: ValueRef<'_>) -> String {
+    match value {
+        ValueRef::Null => "null".to_owned(),
+        ValueRef::Integer(number) => number.to_string(),
+        ValueRef::Real(number) => number.to_string(),
+        ValueRef::Text(text) => String::from_utf8_lossy(text).chars().take(SHOWN_MAX).collect(),
+        ValueRef::Blob(bytes) => format!("{} bytes", bytes.len()),
+    }
+}
+
+fn read_offer(row: &Row<'_>) -> rusqlite::Result<OfferCount> {
+    let counters = Counters {
+        offer: OfferId(column::id(row, 0)?),
+        stock: column::count(row, 4)?,
+        live_units: column::count(row, 5)?,
+        paid_units: column::count(row, 6)?,
+        change_no: column::number(row, 7)?,
+    };
+    let sale_state = column::word(row, 3, SaleState::parse)?;
+    let look = OfferLook { sale: SaleId(column::id(row, 2)?), sale_state, counters };
+    let price = Money { amount: row.get(8)?, currency: column::word(row, 9, |text| text.parse().ok())? };
+    Ok(OfferCount { look, price, live: 0, paid: 0, live_is_known: true, paid_is_known: true })
 }
 
 fn read_order<'a>(row: &'a Row<'_>, offer: OfferId) -> rusqlite::Result<OrderRow<'a>> {

@@ -1,5 +1,6 @@
 //! A thousand audits beside buyers who buy, cancel, pay in time and pay late, and an operator who changes stock and refunds:
-//! work on its way is no finding. At the end everything has come to rest, and one look is clean.
+//! work on its way is no finding, and a repair finds nothing to mend. A shop hears of all of it, and a sandbox takes and
+//! returns the money. At the end everything has come to rest, and one look is clean.
 
 mod heavy {
     use std::collections::VecDeque;
@@ -11,20 +12,26 @@ mod heavy {
     use doorbuster::auditor::cut::{Cut, confirm, sure};
     use doorbuster::gate::{Claimed, Try};
     use doorbuster::ledger::audit::{Doubts, Scope};
-    use doorbuster::ledger::money::{NewPayment, RefundEnd};
+    use doorbuster::ledger::money::{NewPayment, PaymentStarted, RefundEnd};
     use doorbuster::telemetry::metrics::{Letting, OrderOutcome};
     use rand::RngExt as _;
     use rand::rngs::StdRng;
     use rules::admission::Verdict;
     use rules::id::{OfferId, OrderId, PaymentId};
     use rules::wire::AuditRequest;
+    use serde_json::json;
 
     use super::super::{PRICE, audit, buyer, capture_notice, findings};
     use crate::app::{TestApp, draft};
+    use crate::money::{Forge, SANDBOX};
     use crate::torture::Torture;
+    use crate::webhooks::{INSIDE, Receiver, hook};
 
     /// Audits of one round. A thousand, and each is held against the one a while before it.
     const AUDITS: u32 = 1_000;
+
+    /// So many of them, at least, an operator asks for, with a repair.
+    const REPAIRS: u64 = 5;
 
     /// So many at most while the storm is none yet: a machine that is slow at the one and quick at the other.
     const AUDITS_MAX: u32 = 10_000;
@@ -49,10 +56,14 @@ mod heavy {
     const PAUSE: Duration = Duration::from_millis(12);
 
     struct Storm {
+        server: TestApp,
         app: Arc<App>,
+        forge: Forge,
         offers: Vec<OfferId>,
         over: AtomicBool,
         deeds: AtomicU64,
+        /// Audits that were asked for over HTTP, and found nothing.
+        repairs: AtomicU64,
     }
 
     impl Storm {
@@ -67,7 +78,8 @@ mod heavy {
         /// Whether everything that an audit could be mistaken about has happened.
         fn is_one(&self, doubts: usize) -> bool {
             let deeds = self.deeds.load(Ordering::Relaxed);
-            deeds > DEEDS && self.lapsed() > 0 && self.revived() > 0 && doubts > 0
+            let repairs = self.repairs.load(Ordering::Relaxed);
+            deeds > DEEDS && self.lapsed() > 0 && self.revived() > 0 && doubts > 0 && repairs >= REPAIRS
         }
 
         async fn rage(&self, mut chance: StdRng) {
@@ -121,10 +133,17 @@ mod heavy {
             let (ledger, now) = (&self.app.ledger, self.app.clock.now());
             let id = PaymentId(rand::random());
             let wanted = NewPayment { id, order, buyer: buyer(name), provider: "sandbox".to_owned() };
-            ledger.start_payment(wanted, now).await.unwrap();
-            let names = doorbuster::ledger::money::Names::Order(order);
-            let notice = capture_notice(&id.to_string(), names, PRICE * i64::from(quantity));
-            ledger.take_notice(notice, now).await.unwrap();
+            let started = ledger.start_payment(wanted, now).await.unwrap();
+            if matches!(started, PaymentStarted::New { .. }) && id.0.is_multiple_of(2) {
+                let name = id.to_string();
+                let mut letter = self.forge.paid(&name, &name, &name);
+                letter.amount.amount = PRICE * i64::from(quantity);
+                assert_eq!(self.forge.send(&self.server, &letter).await, 200);
+            } else {
+                let names = doorbuster::ledger::money::Names::Order(order);
+                let notice = capture_notice(&id.to_string(), names, PRICE * i64::from(quantity));
+                ledger.take_notice(notice, now).await.unwrap();
+            }
             let paid = ledger.order(order).await.unwrap().and_then(|order| order.payment);
             let Some(paid) = paid.filter(|_| refund) else { return };
             let restock = order.0.is_multiple_of(2);
@@ -136,6 +155,16 @@ mod heavy {
                 // A moment in which the ledger knows and the gate does not.
                 tokio::time::sleep(PAUSE).await;
                 self.app.give_back(&released);
+            }
+        }
+
+        /// Asks for audits as an operator does, each with a repair that has nothing to do.
+        async fn repair(&self) {
+            while !self.over.load(Ordering::Acquire) {
+                let said = self.server.audited(&json!({"repair": true})).await;
+                assert_eq!((&said["clean"], &said["findings"]), (&json!(true), &json!([])), "{said}");
+                self.repairs.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(PAUSE).await;
             }
         }
 
@@ -160,15 +189,21 @@ mod heavy {
     }
 
     async fn one_round(torture: &Torture, round: u64) {
-        let server = TestApp::with(&["audit.every_s=0"]).await;
+        let apart = format!("audit.apart_ms={}", APART.as_millis());
+        let server = TestApp::with(&["audit.every_s=0", &apart, SANDBOX, INSIDE]).await;
+        let receiver = Receiver::willing().await;
+        hook(&server, &receiver.url()).await;
         let mut hurried = draft(STOCK);
         hurried["pay_within_s"] = PAY_WITHIN_S.into();
         let sales = [server.open_sale(STOCK).await, server.publish(hurried).await];
         let storm = Arc::new(Storm {
             app: Arc::clone(&server.app),
+            forge: Forge::of(&server),
+            server,
             offers: sales.iter().map(|sale| sale.offer().parse().unwrap()).collect(),
             over: AtomicBool::new(false),
             deeds: AtomicU64::new(0),
+            repairs: AtomicU64::new(0),
         });
         let mut crowd = tokio::task::JoinSet::new();
         for worker in 0..WORKERS {
@@ -179,22 +214,30 @@ mod heavy {
         let operator = Arc::clone(&storm);
         let chance = torture.round(u64::MAX - round);
         crowd.spawn(async move { operator.operate(chance).await });
-        let (audits, longest, doubts) = audit_on(&storm).await;
-        storm.over.store(true, Ordering::Release);
+        let watched = async {
+            let audited = audit_on(&storm).await;
+            storm.over.store(true, Ordering::Release);
+            audited
+        };
+        let ((audits, longest, doubts), ()) = tokio::join!(watched, storm.repair());
         while let Some(ended) = crowd.join_next().await {
             ended.unwrap();
         }
+        let server = &storm.server;
         server.settled().await;
         let (lapsed, revived) = (storm.lapsed(), storm.revived());
-        let view = audit(&server, AuditRequest::default()).await;
+        let view = audit(server, AuditRequest::default()).await;
         assert_eq!(findings(&view), [], "at rest: {:#?}", view.findings);
         let deeds = storm.deeds.load(Ordering::Relaxed);
+        let repairs = storm.repairs.load(Ordering::Relaxed);
         println!(
-            "{audits} audits beside {deeds} deeds and {} orders, of which {lapsed} lapsed and {revived} were revived; {doubts} \
+            "{audits} audits, and {repairs} by an operator, beside {deeds} deeds and {} orders, of which {lapsed} lapsed and {revived} were revived; {doubts} \
              doubts dissolved; nobody waited at the gate for longer than {longest:?}",
             view.orders
         );
         assert!(deeds > DEEDS, "only {deeds} deeds: no storm");
+        assert!(repairs >= REPAIRS, "an operator had {repairs} audits");
+        assert!(receiver.count("order.paid") > 0, "the shop heard nothing");
         assert!(lapsed > 0 && revived > 0, "no deadlines, or no late money: {lapsed}, {revived}");
         assert!(doubts > 0, "nothing was ever under way: the storm proves nothing");
     }

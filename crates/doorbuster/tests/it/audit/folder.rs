@@ -159,6 +159,21 @@ const PLANTS: &[Plant] = &[
         1,
         "update orders set holds_units = 1 where buyer = 'eve'; update offers set live_units = live_units + 1;",
     ),
+    plant(Kind::UnreadableRow, 2, "update orders set state = 'lent' where buyer = 'bob';"),
+    plant(Kind::UnreadableRow, 1, "update orders set state = 'lent' where buyer = 'dan';"),
+    plant(Kind::UnreadableRow, 1, "update orders set reason = 'a whim' where buyer = 'cyd';"),
+    plant(
+        Kind::UnreadableRow,
+        2,
+        "update payments set state = 'lent' where order_id = (select order_id from orders where buyer = 'bob');",
+    ),
+    plant(
+        Kind::UnreadableRow,
+        1,
+        "update payments set reason = 'a whim' where order_id = (select order_id from orders where buyer = 'eve');",
+    ),
+    plant_elsewhere(Kind::UnreadableRow, LEDGER, "update sales set state = 'lent';"),
+    plant_elsewhere(Kind::UnreadableRow, LEDGER, "update webhooks set cursor = 'a while ago';"),
     plant(
         Kind::EventGap,
         2,
@@ -280,6 +295,43 @@ async fn a_counter_is_not_mended_into_an_oversale() {
     let kinds: Vec<Kind> = repaired.findings.iter().map(|finding| finding.kind).collect();
     assert_eq!(kinds, [Kind::Oversold, Kind::LiveCounter]);
     assert!(repaired.findings.iter().all(|finding| !finding.repaired));
+}
+
+/// A newer version, or a hand, wrote words that this one does not know: it says where, and finds the rest.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_cannot_be_read_hide_no_other_finding() {
+    let past = past().await;
+    let folder = copy_of(&past);
+    in_file(
+        folder.path(),
+        LEDGER,
+        "update orders set state = 'lent' where buyer = 'dan';
+         update payments set state = 'lent' where order_id = (select order_id from orders where buyer = 'eve');
+         update orders set reason = null where buyer = 'cyd';
+         update orders set payment_id = null where buyer = 'bob';
+         delete from events where seq = 2 and order_no = (select order_no from orders where buyer = 'gil');
+         update offers set live_units = live_units + 1;
+         update webhooks set cursor = 1000000;",
+    );
+    let view = look(folder.path(), true).await;
+    let mut found: Vec<(Kind, bool)> =
+        view.findings.iter().map(|finding| (finding.kind, finding.repaired)).collect();
+    found.sort_unstable();
+    let expected = [
+        (Kind::LiveCounter, true),
+        (Kind::OrderState, false),
+        (Kind::UnreadableRow, false),
+        (Kind::UnreadableRow, false),
+        (Kind::EventGap, false),
+        (Kind::MoneyDisagrees, false),
+        (Kind::WebhookCursor, true),
+    ];
+    assert_eq!(found, expected, "{:#?}", view.findings);
+    let unreadable = view.findings.iter().filter(|finding| finding.kind == Kind::UnreadableRow);
+    let told: Vec<_> = unreadable
+        .map(|finding| ["table", "column", "value"].map(|name| finding.evidence[name].as_str()))
+        .collect();
+    assert_eq!(told, [["orders", "state", "lent"], ["payments", "state", "lent"]]);
 }
 
 /// Events are kept for a while only: an order from before that is not blamed for lacking some.

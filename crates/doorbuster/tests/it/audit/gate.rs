@@ -136,6 +136,32 @@ async fn every_discrepancy_of_the_gate_is_found_and_mended_or_named() {
     app.buyer("ann").buy(&offer, 1, 202).await;
 }
 
+/// The ledger has an order that nobody can read. The gate holds its units rightly, as far as anybody knows.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_that_cannot_be_read_keeps_its_units_and_hides_no_other_finding() {
+    let app = TestApp::with(&[SOON, ALONE]).await;
+    let sale = app.open_sale(10).await;
+    let gate = gate_of(&app, sale.offer());
+    let order = bought(&app, sale.offer(), "ann", 2).await;
+    let file = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
+    assert_eq!(file.execute("update orders set state = 'lent' where buyer = 'ann'", []).unwrap(), 1);
+    check(&app, sale.offer(), Kind::UnreadableRow, 2).await;
+    assert_eq!((gate.free(), app.app.gate.memory.live_order(&gate, "ann")), (8, Some(order)));
+
+    app.app.gate.memory.surrender(&gate, 1).unwrap();
+    let view = audit(&app, AuditRequest { repair: true, ..AuditRequest::default() }).await;
+    let found: Vec<_> = view.findings.iter().map(|finding| (finding.kind, finding.repaired)).collect();
+    assert_eq!(found, [(Kind::UnreadableRow, false), (Kind::GateUnits, false)], "{:#?}", view.findings);
+    assert_eq!(gate.free(), 7, "nothing becomes free that may be somebody's");
+    assert_eq!(
+        file.execute("update orders set state = 'awaiting_payment' where buyer = 'ann'", []).unwrap(),
+        1
+    );
+    let view = audit(&app, AuditRequest { repair: true, ..AuditRequest::default() }).await;
+    assert_eq!(findings(&view), [(Kind::GateUnits, Some(sale.offer().to_owned()), 1)]);
+    assert_eq!(gate.free(), 8);
+}
+
 /// Tries to buy as fast as possible, under a new name each time, until told to stop; answers how often that was granted.
 async fn grab(app: Arc<App>, gate: Arc<OfferGate>, over: CancellationToken, crowd: u32) -> u32 {
     let mut granted = 0;

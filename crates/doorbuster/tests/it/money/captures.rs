@@ -270,25 +270,42 @@ async fn callbacks_meet_neither_the_rate_of_an_address_nor_a_full_house() {
 }
 
 /// Of paying and cancelling at the same instant one wins, and the other is told; whichever it is, money and unit agree.
+/// Now the one and now the other comes a little later, until each has won.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_paying_and_cancelling_at_once_one_wins() {
-    let (app, sale) = shop(40).await;
+    const RACES: u32 = 40;
+    const RACES_MAX: u32 = 400;
+    let (app, sale) = shop(RACES_MAX).await;
     let forge = Forge::of(&app);
-    let mut won_by_payment = 0;
-    for number in 0..40 {
+    let (mut won_by_payment, mut won_by_cancel) = (0_u64, 0_u64);
+    for number in 0..RACES_MAX {
+        if number >= RACES && won_by_payment > 0 && won_by_cancel > 0 {
+            break;
+        }
         let buyer = app.buyer(&format!("buyer {number}"));
         let id = won(&buyer, &sale).await;
         let payment = payment(&buyer, &id).await;
         let letter = forge.paid(&payment, &format!("event-{number}"), &format!("capture-{number}"));
         let request = app.client.post(app.url(&format!("/api/v1/orders/{id}/cancel")));
-        let cancel = app.send(request.bearer_auth(&buyer.token));
-        let (paid, (cancelled, _, answer)) = tokio::join!(forge.send(&app, &letter), cancel);
+        let lead = Duration::from_millis(u64::from(number / 2 % 7));
+        let (pay_after, cancel_after) =
+            if number % 2 == 0 { (lead, Duration::ZERO) } else { (Duration::ZERO, lead) };
+        let pay = async {
+            tokio::time::sleep(pay_after).await;
+            forge.send(&app, &letter).await
+        };
+        let cancel = async {
+            tokio::time::sleep(cancel_after).await;
+            app.send(request.bearer_auth(&buyer.token)).await
+        };
+        let (paid, (cancelled, _, answer)) = tokio::join!(pay, cancel);
         assert_eq!(paid, 200);
         match cancelled {
             200 => {
                 eventually("it goes back", async || states(&app, &id).await == [back("order_cancelled")])
                     .await;
                 assert_eq!(order(&buyer, &id).await["state"], "closed");
+                won_by_cancel += 1;
             }
             409 => {
                 assert!(
@@ -302,8 +319,13 @@ async fn of_paying_and_cancelling_at_once_one_wins() {
             other => panic!("{other}: {answer}"),
         }
     }
+    assert!(
+        won_by_payment > 0 && won_by_cancel > 0,
+        "somebody never wins: {won_by_payment}, {won_by_cancel}"
+    );
+    let stock = u64::from(RACES_MAX);
     eventually("the units agree", async || {
-        units(&app, &sale).await == [40, 40 - won_by_payment, 0, won_by_payment]
+        units(&app, &sale).await == [stock, stock - won_by_payment, 0, won_by_payment]
     })
     .await;
 }

@@ -587,6 +587,9 @@ mod heavy {
     const DUE_AT_ONCE: u32 = 20_000;
     const BATCH: u64 = 2_000;
 
+    /// Much longer than it takes anywhere: a sweep that stands still fails here, and does not hang.
+    const SWEPT_WITHIN: Duration = Duration::from_secs(90);
+
     /// Order and buyer of this number, as random as real ones are for the indexes.
     fn numbered(seq: u64) -> (OrderId, String) {
         let mixed = u128::from(seq).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
@@ -635,8 +638,10 @@ mod heavy {
         assert_eq!(free(&app.app, &sale), 0);
 
         clock.advance(PAY_WITHIN);
-        let mut bought = 0;
+        let (mut bought, begun) = (0, std::time::Instant::now());
         while free(&app.app, &sale) < DUE_AT_ONCE {
+            let back = free(&app.app, &sale);
+            assert!(begun.elapsed() < SWEPT_WITHIN, "only {back} of {DUE_AT_ONCE} within {SWEPT_WITHIN:?}");
             let name = format!("buyer {bought}");
             let buyer = app.buyer(&name);
             buyer.buy_with(other.offer(), &buyer.mint(other.offer()), 1, 202).await;
