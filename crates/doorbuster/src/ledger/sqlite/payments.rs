@@ -7,6 +7,7 @@ use rules::payment::{self, Event, Open, PAYMENTS_PER_ORDER_MAX, RefundReason, St
 use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
+use super::deadlines::readable_up_to;
 use super::{SqliteLedger, Urgency, closings, column, orders, signed};
 use crate::ledger::money::{NewPayment, Payment, PaymentClosed, PaymentStarted};
 use crate::ledger::{LedgerError, LedgerResult, Order};
@@ -91,7 +92,8 @@ impl SqliteLedger {
         self.read(move |connection| Ok(of_order(connection, order)?)).await
     }
 
-    /// Payments, newest first: those before the number `before`, and only those in `state`, if one is given.
+    /// Payments, newest first: those before the number `before`, and only those in `state`, if one is given. What cannot
+    /// be read is left out.
     pub async fn payment_page(
         &self,
         state: Option<State>,
@@ -101,12 +103,12 @@ impl SqliteLedger {
         self.read(move |connection| {
             let sql = format!(
                 "select {PAYMENT_COLUMNS} from payments
-                 where payment_no < ?1 and (?2 is null or state = ?2) order by payment_no desc limit ?3"
+                 where payment_no < ?1 and (?2 is null or state = ?2) order by payment_no desc"
             );
             let mut statement = connection.prepare_cached(&sql)?;
-            let values = params![before.map_or(i64::MAX, signed), state.map(State::as_str), limit];
+            let values = params![before.map_or(i64::MAX, signed), state.map(State::as_str)];
             let rows = statement.query_map(values, |row| read_payment(row, 0))?;
-            Ok(rows.collect::<Result<_, _>>()?)
+            Ok(readable_up_to(limit, rows)?)
         })
         .await
     }

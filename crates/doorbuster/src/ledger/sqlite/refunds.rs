@@ -7,6 +7,7 @@ use rules::payment::{Event, RefundReason, State};
 use rules::time::UnixMs;
 use rusqlite::{Transaction, params};
 
+use super::deadlines::readable_up_to;
 use super::orders::{Shelf, find, write_event};
 use super::payments::{self, PAYMENT_COLUMNS, read_payment, step, write};
 use super::{SqliteLedger, Urgency};
@@ -49,16 +50,22 @@ impl SqliteLedger {
         .await
     }
 
-    /// Payments whose money must go back and whose provider is to be asked by now, the longest due first.
-    pub async fn refunds_due(&self, now: UnixMs, limit: u32) -> LedgerResult<Vec<Payment>> {
+    /// Payments of one provider whose money must go back and who is to be asked by now, the longest due first. What
+    /// cannot be read is left out.
+    pub async fn refunds_due(
+        &self,
+        provider: &'static str,
+        now: UnixMs,
+        limit: u32,
+    ) -> LedgerResult<Vec<Payment>> {
         self.read(move |connection| {
             let sql = format!(
-                "select {PAYMENT_COLUMNS} from payments where next_try_at <= ?1
-                 order by next_try_at, payment_no limit ?2"
+                "select {PAYMENT_COLUMNS} from payments indexed by payments_to_refund
+                 where provider = ?1 and next_try_at <= ?2 order by next_try_at, payment_no"
             );
             let mut statement = connection.prepare_cached(&sql)?;
-            let rows = statement.query_map(params![now.0, limit], |row| read_payment(row, 0))?;
-            Ok(rows.collect::<Result<_, _>>()?)
+            let rows = statement.query_map(params![provider, now.0], |row| read_payment(row, 0))?;
+            Ok(readable_up_to(limit, rows)?)
         })
         .await
     }

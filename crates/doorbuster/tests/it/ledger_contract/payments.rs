@@ -265,7 +265,7 @@ async fn money_for_nothing_we_know_goes_back(books: Books) {
         assert_eq!(short(&settle(Absent::WillNotCome).await.unwrap().this), "order_unknown");
         assert_eq!(short(&settle(Absent::WillNotCome).await.unwrap().this), "duplicate");
     }
-    let due = books.ledger.refunds_due(NOW, 10).await.unwrap();
+    let due = books.ledger.refunds_due("sandbox", NOW, 10).await.unwrap();
     assert_eq!(due.iter().map(|payment| payment.order).collect::<Vec<_>>(), [Some(OrderId(77)), None]);
     let back = |payment: Option<u128>| Told::Refunded {
         key: CaptureKey::new("sandbox", "cap 3").unwrap(),

@@ -27,7 +27,7 @@ async fn ask(books: &Books, restock: bool) -> RefundAsked {
 }
 
 async fn due(books: &Books) -> Vec<Payment> {
-    books.ledger.refunds_due(NOW, 10).await.unwrap()
+    books.ledger.refunds_due("sandbox", NOW, 10).await.unwrap()
 }
 
 /// The present refund of a payment fails: for good, or perhaps not.
@@ -156,7 +156,7 @@ async fn a_refund_is_asked_for_again_when_no_word_came(books: Books) {
     let begin = |next: u32| books.ledger.refund_begun(PAYMENT, NOW.plus_s(next), NOW);
     let first = begin(10).await.unwrap().unwrap();
     assert_eq!(due(&books).await, []);
-    let again = books.ledger.refunds_due(NOW.plus_s(10), 10).await.unwrap();
+    let again = books.ledger.refunds_due("sandbox", NOW.plus_s(10), 10).await.unwrap();
     assert_eq!(again, std::slice::from_ref(&first));
     let second = begin(30).await.unwrap().unwrap();
     assert_eq!((second.attempts, second.refund_number()), (2, first.refund_number()));
