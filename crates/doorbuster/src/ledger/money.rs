@@ -216,6 +216,8 @@ pub struct ToClose {
     pub payment: Payment,
     /// How often its provider was asked in vain.
     pub tries: u32,
+    /// Until when its buyer was to pay, and the address to pay at is good.
+    pub pay_by: Option<UnixMs>,
 }
 
 /// What came of asking a provider to take no money for a payment any more.

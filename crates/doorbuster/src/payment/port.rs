@@ -118,6 +118,8 @@ pub enum Shut {
     Paid(Box<Notice>),
     /// It can no longer be closed, and the money is not there: some ways of paying take days.
     OnItsWay,
+    /// It hears of a payment from its buyer, and has not: the buyer may still go there while the address is good.
+    NotThereYet,
 }
 
 /// What came of asking a provider to return money.
@@ -306,6 +308,7 @@ impl Port {
     /// of it. A repeat is harmless; money that comes all the same is settled like any other.
     pub async fn shut(&self, payment: &Payment) -> Result<Shut, CallError> {
         match self.close(payment).await? {
+            Closing::Unknown if self.hears_from_buyers(payment) => return Ok(Shut::NotThereYet),
             Closing::Closed | Closing::Unknown => return Ok(Shut::Shut),
             Closing::NotOpen => {}
         }
@@ -318,6 +321,10 @@ impl Port {
             Asked::Open => Ok(Shut::OnItsWay),
             Asked::Closed | Asked::Refunded | Asked::Unknown => Ok(Shut::Shut),
         }
+    }
+
+    fn hears_from_buyers(&self, payment: &Payment) -> bool {
+        matches!(self.find(&payment.provider), Ok(Found::Real(provider)) if provider.hears_from_buyers())
     }
 
     async fn close(&self, payment: &Payment) -> Result<Closing, CallError> {
