@@ -93,8 +93,6 @@ pub struct Begun {
 pub enum Heard {
     /// To be written down.
     Notice(Notice),
-    /// Of a refund. Whether it is all of the money is known only beside the payment.
-    Refund { notice: Notice, refund_id: Option<String>, amount: RefundAmount },
     /// The buyer tried to pay and could not.
     Failed { payment: PaymentId },
     /// Nothing to do. `kind` is the provider's word for it.
@@ -500,20 +498,22 @@ fn heard(name: Name, notice: providers::Notice, now: UnixMs) -> Result<Heard, Re
     match notice.what {
         What::Captured(capture) => captured(name, event_id, &capture, now),
         What::Refunded(refund) => {
+            let (RefundAmount::This(amount) | RefundAmount::SoFar(amount)) = refund.amount;
             let told = Told::Refunded {
                 key: key(name, &refund.capture_id)?,
-                payment: refund.payment_id.clone(),
-                number: refund.refund_id.clone(),
+                payment: refund.payment_id,
+                number: refund.refund_id,
+                amount,
             };
-            Ok(of_refund(event_id, told, refund))
+            Ok(Heard::Notice(Notice { event_id, told }))
         }
         What::RefundFailed { refund, reason, is_final } => {
             let told = Told::RefundFailed {
                 key: key(name, &refund.capture_id)?,
-                payment: refund.payment_id.clone(),
-                failure: RefundFailure { number: refund.refund_id.clone(), problem: reason, is_final },
+                payment: refund.payment_id,
+                failure: RefundFailure { number: refund.refund_id, problem: reason, is_final },
             };
-            Ok(of_refund(event_id, told, refund))
+            Ok(Heard::Notice(Notice { event_id, told }))
         }
         What::Other { kind } => Ok(Heard::Nothing { kind }),
     }
@@ -544,11 +544,6 @@ fn told_when_asked(payment: &Payment, capture: &providers::Capture, now: UnixMs)
         Ok(_) => Err(ANOTHERS),
         Err(refusal) => Err(CallError::Unbelievable(refusal.sentence)),
     }
-}
-
-fn of_refund(event_id: String, told: Told, refund: providers::Refund) -> Heard {
-    let notice = Notice { event_id, told };
-    Heard::Refund { notice, refund_id: refund.refund_id, amount: refund.amount }
 }
 
 fn key(name: Name, capture_id: &str) -> Result<CaptureKey, Refusal> {

@@ -87,7 +87,12 @@ async fn return_one(app: &Arc<App>, due: Payment) -> LedgerResult<()> {
     let next_try_at = now.plus_ms(wait_ms(due.attempts));
     let Some(payment) = app.ledger.refund_begun(due.id, next_try_at, now).await? else { return Ok(()) };
     crash::point("till.refund_begun");
-    let answer = app.port.refund(&payment).await;
+    let answer = if payment.is_back_elsewhere() {
+        tracing::info!(payment_id = %payment.id, "the money went back without us before: its provider is not asked");
+        RefundAnswer::Done
+    } else {
+        app.port.refund(&payment).await
+    };
     crash::point("till.refund_asked");
     match write_down(app, &payment, answer).await? {
         Some(end) => app.follow_refund(end).await,

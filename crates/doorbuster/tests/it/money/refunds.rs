@@ -402,10 +402,8 @@ async fn payments_that_cannot_be_read_hold_up_no_refund_and_hide_none_from_the_o
     hand.execute_batch("commit").unwrap();
     plant_due(&hand, "stripe", 1);
     hand.execute("update payments set provider = 'sandbox' where provider = 'stripe'", []).unwrap();
-    eventually("what can be read is back", async || {
-        app.app.metrics.money.get(MoneyOutcome::Refunded) == 1
-    })
-    .await;
+    eventually("what can be read is back", async || app.app.metrics.money.get(MoneyOutcome::Refunded) == 1)
+        .await;
     let page = app.operate("GET", "/admin/v1/payments?limit=1", None, 200).await;
     assert_eq!(page["items"][0]["reference"], "stripe 0", "{page}");
     let cursor = page["next_cursor"].as_str().unwrap();
@@ -422,7 +420,10 @@ async fn while_nothing_can_be_written_refunds_wait_for_their_time() {
     )
     .unwrap();
     plant_due(&hand, "sandbox", BATCH);
-    assert!(!return_what_is_due(&app.app, Name::Sandbox).await.unwrap(), "the same would be due at once, again and again");
+    assert!(
+        !return_what_is_due(&app.app, Name::Sandbox).await.unwrap(),
+        "the same would be due at once, again and again"
+    );
     hand.execute_batch("drop trigger full").unwrap();
     eventually("all is back", async || app.app.metrics.money.get(MoneyOutcome::Refunded) == u64::from(BATCH))
         .await;
@@ -501,15 +502,34 @@ async fn a_pending_refund_is_waited_for_and_its_notification_ends_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refund_that_nobody_asked_for_is_noticed_and_changes_nothing() {
+async fn a_refund_that_is_made_elsewhere_is_told_and_the_shop_decides_about_the_order() {
     let stripe = StandIn::willing().await;
     let (app, _, sale, id) = paid_at_stripe(&stripe).await;
-    let object = json!({"amount_refunded": PRICE, "currency": "cny", "payment_intent": "pi_1"});
-    let (headers, body) = StandIn::event("evt_9", "charge.refunded", &object, app.app.clock.now());
-    assert_eq!(deliver(&app, "stripe", headers, body).await.0, 200);
-    assert_eq!(order(&app.buyer("ann"), &id).await["state"], "paid");
-    assert_eq!(app.app.metrics.money.get(MoneyOutcome::Unasked), 1);
+    let tell = async |event: &str, amount: i64| {
+        let object = json!({"amount_refunded": amount, "currency": "cny", "payment_intent": "pi_1"});
+        assert_eq!(StandIn::tells(&app, event, "charge.refunded", &object).await, 200);
+    };
+    let told =
+        || (events(&app, "payment.refunded_elsewhere"), app.app.metrics.money.get(MoneyOutcome::Unasked));
+    tell("evt_part", PRICE - 1).await;
+    assert_eq!(told(), (1, 1));
+    let part = json!({"amount": PRICE - 1, "currency": "CNY"});
+    assert_eq!(only_payment(&app).await["back_elsewhere"], part);
+    assert_eq!(app.audited(&json!({})).await["clean"], true, "a part may be meant so");
+    tell("evt_all", PRICE).await;
+    tell("evt_all", PRICE).await;
+    assert_eq!(told(), (2, 2));
+    assert_eq!(order(&app.buyer("ann"), &id).await["state"], "paid", "the shop decides");
     assert_eq!(units(&app, &sale).await, [1, 0, 0, 1]);
+    let findings = app.audited(&json!({})).await["findings"].clone();
+    assert_eq!(findings[0]["kind"], "refunded_elsewhere", "{findings}");
+    assert_eq!(findings[0]["evidence"]["order_id"], json!(id));
+
+    refund(&app, &id, None, 200).await;
+    becomes(&app.buyer("ann"), &id, "refunded").await;
+    assert_eq!(stripe.asked("/v1/refunds").len(), 0, "it is back already");
+    eventually("the unit is back", async || units(&app, &sale).await == [1, 1, 0, 0]).await;
+    assert_eq!(app.audited(&json!({})).await["clean"], true);
 }
 
 #[tokio::test(flavor = "multi_thread")]
