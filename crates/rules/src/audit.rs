@@ -131,6 +131,9 @@ kinds! {
     RefundStuck = "refund_stuck" One Person
         "Money must go back, and for too long its provider was not asked, or did not return it."
         "Asked lately: look for the refund in the provider's console. Otherwise the worker for refunds does not work, or its provider is no longer in the settings: read its log.";
+    RefundedElsewhere = "refunded_elsewhere" One Person
+        "The money that paid an order went back outside of Doorbuster, and the order still counts as paid."
+        "If the buyer is not to have the goods, refund the order: the provider is not asked again, and its units return or leave the stock as you say.";
     StrikeWithoutLapse = "strike_without_lapse" One Lift
         "A buyer has a strike for an order that was not left unpaid."
         "Repair lifts it.";

@@ -108,6 +108,10 @@ pub struct PaymentView {
     pub next_try_at: Option<UnixMs>,
     /// Why the provider did not return the money, the last time, or could not be brought to close the payment.
     pub problem: Option<String>,
+    /// How much of it went back by refunds that were made elsewhere, such as in the provider's console: at least so much, as
+    /// far as the provider told.
+    #[serde(default)]
+    pub back_elsewhere: Option<Money>,
 }
 
 /// A list and where it goes on.

@@ -52,6 +52,8 @@ pub struct Payment {
     pub slow_told_at: Option<UnixMs>,
     /// Why the provider did not return the money, the last time, or why it could not be brought to close the payment.
     pub problem: Option<String>,
+    /// How much of it went back by refunds that are none of ours, at least, as far as the provider told, in minor units.
+    pub back_elsewhere: Option<i64>,
 }
 
 /// Which of a payment's refunds a provider speaks of.
@@ -93,6 +95,12 @@ impl Payment {
             Some(round) if round < self.refund_round => RefundOf::Earlier,
             Some(_) | None => RefundOf::Nobody,
         }
+    }
+
+    /// Whether all of it went back without us: then the provider need not be asked for it.
+    #[must_use]
+    pub fn is_back_elsewhere(&self) -> bool {
+        self.back_elsewhere.is_some_and(|amount| amount >= self.money.amount)
     }
 
     /// Whether its refund takes so long that somebody should look, and nobody was told.
@@ -216,6 +224,8 @@ pub struct ToClose {
     pub payment: Payment,
     /// How often its provider was asked in vain.
     pub tries: u32,
+    /// Until when its buyer was to pay, and the address to pay at is good.
+    pub pay_by: Option<UnixMs>,
 }
 
 /// What came of asking a provider to take no money for a payment any more.
@@ -251,9 +261,9 @@ pub enum Told {
         /// The id of the payment, if the capture needs a row of its own.
         fresh: PaymentId,
     },
-    /// All of the capture's money went back. `payment` is the name of the payment, and `number` that of the refund, as
-    /// far as the provider tells them.
-    Refunded { key: CaptureKey, payment: Option<String>, number: Option<String> },
+    /// So much of the capture's money went back, by this refund or so far. `payment` is the name of the payment, and
+    /// `number` that of the refund, as far as the provider tells them.
+    Refunded { key: CaptureKey, payment: Option<String>, number: Option<String>, amount: Money },
     /// The money did not go back and will not by itself.
     RefundFailed { key: CaptureKey, payment: Option<String>, failure: RefundFailure },
 }
@@ -367,7 +377,8 @@ pub enum RefundEnd {
     },
     /// It ended like this before.
     Before(Payment),
-    /// Nobody asked for this refund, or it had ended otherwise: somebody must look at it.
+    /// Nobody here asked for this refund, or it had ended otherwise: somebody must look at it. What went back without us is
+    /// written down, with its event.
     Unasked(Payment),
     NotFound,
 }

@@ -13,7 +13,7 @@ pub const URL_CHARS_MAX: usize = 2_000;
 pub const TYPES_MAX: usize = 50;
 
 /// Every type of event there is; docs/events.md describes each.
-pub const TYPES: [&str; 30] = [
+pub const TYPES: [&str; 31] = [
     "order.recorded",
     "order.refused",
     "order.paid",
@@ -27,6 +27,7 @@ pub const TYPES: [&str; 30] = [
     "payment.refunded",
     "payment.refund_failed",
     "payment.refund_slow",
+    "payment.refunded_elsewhere",
     "sale.created",
     "sale.changed",
     "sale.published",

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use rules::time::UnixMs;
 use tokio::sync::Notify;
 
 use super::port::{Heard, Name, Shut};
@@ -36,6 +37,9 @@ const WAIT_MAX_MS: i64 = 3_600_000;
 
 /// Tries after which somebody must look: about a day.
 pub const TRIES_MAX: u32 = 36;
+
+/// How long after the deadline an address to pay at may still be good, in milliseconds: the provider's clock is not ours.
+const ADDRESS_GRACE_MS: i64 = 60_000;
 
 /// What requests and the worker share.
 #[derive(Debug, Default)]
@@ -101,41 +105,70 @@ struct Closed {
     note: ClosingNote,
 }
 
-async fn close_one(app: &Arc<App>, ToClose { payment, tries }: ToClose) -> Closed {
+async fn close_one(app: &Arc<App>, due: ToClose) -> Closed {
     crash::point("closings.asking");
-    let end = match try_to_close(app, &payment).await {
+    let end = match try_to_close(app, &due).await {
         Ok(()) => ClosingEnd::Done,
-        Err(problem) => {
-            let (provider, before) = (payment.provider.as_str(), tries);
-            tracing::info!(payment_id = %payment.id, provider, before, problem, "a payment is not closed at its provider yet");
-            after(tries.saturating_add(1), problem, app)
+        Err(not_yet) => {
+            let (provider, before, problem) = (due.payment.provider.as_str(), due.tries, &not_yet.problem);
+            tracing::info!(payment_id = %due.payment.id, provider, before, problem, "a payment is not closed at its provider yet");
+            after(due.tries.saturating_add(1), not_yet, app)
         }
     };
-    Closed { note: ClosingNote { payment_no: payment.no, end }, payment }
+    Closed { note: ClosingNote { payment_no: due.payment.no, end }, payment: due.payment }
+}
+
+/// Why there is more to be done about a payment.
+struct NotYet {
+    problem: String,
+    /// When to ask again, where that is known better than by patience.
+    at: Option<UnixMs>,
+}
+
+impl From<String> for NotYet {
+    fn from(problem: String) -> Self {
+        Self { problem, at: None }
+    }
 }
 
 /// Whether there is nothing more to be done, or why there is. Money that is found there does not depend on a callback.
-async fn try_to_close(app: &Arc<App>, payment: &Payment) -> Result<(), String> {
+async fn try_to_close(app: &Arc<App>, due: &ToClose) -> Result<(), NotYet> {
+    let (payment, asked_at) = (&due.payment, app.clock.now());
     let told = match app.port.shut(payment).await {
         Ok(Shut::Shut) => return Ok(()),
         Ok(Shut::Paid(told)) => told,
         Ok(Shut::OnItsWay) => {
-            return Err("its buyer is done there, and the money has not come yet".to_owned());
+            return Err("its buyer is done there, and the money has not come yet".to_owned().into());
         }
+        Ok(Shut::NotThereYet) => return not_there_yet(due, asked_at),
         // Nobody was ever sent there.
         Err(CallError::Impossible(_)) if payment.pay_url.is_none() => return Ok(()),
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(error.to_string().into()),
     };
     tracing::info!(payment_id = %payment.id, "a payment was to be closed and had been paid");
     let settled = app.settle(Heard::Notice(*told)).await;
-    settled.map(drop).map_err(|error| format!("its money could not be written down: {error}"))
+    settled.map(drop).map_err(|error| format!("its money could not be written down: {error}").into())
 }
 
-fn after(tries: u32, problem: String, app: &App) -> ClosingEnd {
+/// A provider that hears of a payment from its buyer cannot close it before. While the address is good, the buyer may
+/// still go there and pay; only who is not there after that never was.
+fn not_there_yet(due: &ToClose, asked_at: UnixMs) -> Result<(), NotYet> {
+    // Without an address nobody was sent there.
+    let (Some(_), Some(pay_by)) = (&due.payment.pay_url, due.pay_by) else { return Ok(()) };
+    let last = pay_by.plus_ms(ADDRESS_GRACE_MS);
+    if last <= asked_at {
+        return Ok(());
+    }
+    let soon = asked_at.plus_ms(wait_ms(due.tries.saturating_add(1)));
+    let at = if pay_by <= asked_at { last } else { soon.min(last) };
+    Err(NotYet { problem: "its buyer has not been there, and may still go there".to_owned(), at: Some(at) })
+}
+
+fn after(tries: u32, NotYet { problem, at }: NotYet, app: &App) -> ClosingEnd {
     if tries >= TRIES_MAX {
         return ClosingEnd::GivenUp { problem: format!("it could not be closed at its provider: {problem}") };
     }
-    ClosingEnd::Again { at: app.clock.now().plus_ms(wait_ms(tries)) }
+    ClosingEnd::Again { at: at.unwrap_or_else(|| app.clock.now().plus_ms(wait_ms(tries))) }
 }
 
 /// How long after so many vain tries the next one is.

@@ -93,8 +93,6 @@ pub struct Begun {
 pub enum Heard {
     /// To be written down.
     Notice(Notice),
-    /// Of a refund. Whether it is all of the money is known only beside the payment.
-    Refund { notice: Notice, refund_id: Option<String>, amount: RefundAmount },
     /// The buyer tried to pay and could not.
     Failed { payment: PaymentId },
     /// Nothing to do. `kind` is the provider's word for it.
@@ -118,6 +116,8 @@ pub enum Shut {
     Paid(Box<Notice>),
     /// It can no longer be closed, and the money is not there: some ways of paying take days.
     OnItsWay,
+    /// It hears of a payment from its buyer, and has not: the buyer may still go there while the address is good.
+    NotThereYet,
 }
 
 /// What came of asking a provider to return money.
@@ -306,6 +306,7 @@ impl Port {
     /// of it. A repeat is harmless; money that comes all the same is settled like any other.
     pub async fn shut(&self, payment: &Payment) -> Result<Shut, CallError> {
         match self.close(payment).await? {
+            Closing::Unknown if self.hears_from_buyers(payment) => return Ok(Shut::NotThereYet),
             Closing::Closed | Closing::Unknown => return Ok(Shut::Shut),
             Closing::NotOpen => {}
         }
@@ -318,6 +319,10 @@ impl Port {
             Asked::Open => Ok(Shut::OnItsWay),
             Asked::Closed | Asked::Refunded | Asked::Unknown => Ok(Shut::Shut),
         }
+    }
+
+    fn hears_from_buyers(&self, payment: &Payment) -> bool {
+        matches!(self.find(&payment.provider), Ok(Found::Real(provider)) if provider.hears_from_buyers())
     }
 
     async fn close(&self, payment: &Payment) -> Result<Closing, CallError> {
@@ -493,20 +498,22 @@ fn heard(name: Name, notice: providers::Notice, now: UnixMs) -> Result<Heard, Re
     match notice.what {
         What::Captured(capture) => captured(name, event_id, &capture, now),
         What::Refunded(refund) => {
+            let (RefundAmount::This(amount) | RefundAmount::SoFar(amount)) = refund.amount;
             let told = Told::Refunded {
                 key: key(name, &refund.capture_id)?,
-                payment: refund.payment_id.clone(),
-                number: refund.refund_id.clone(),
+                payment: refund.payment_id,
+                number: refund.refund_id,
+                amount,
             };
-            Ok(of_refund(event_id, told, refund))
+            Ok(Heard::Notice(Notice { event_id, told }))
         }
         What::RefundFailed { refund, reason, is_final } => {
             let told = Told::RefundFailed {
                 key: key(name, &refund.capture_id)?,
-                payment: refund.payment_id.clone(),
-                failure: RefundFailure { number: refund.refund_id.clone(), problem: reason, is_final },
+                payment: refund.payment_id,
+                failure: RefundFailure { number: refund.refund_id, problem: reason, is_final },
             };
-            Ok(of_refund(event_id, told, refund))
+            Ok(Heard::Notice(Notice { event_id, told }))
         }
         What::Other { kind } => Ok(Heard::Nothing { kind }),
     }
@@ -537,11 +544,6 @@ fn told_when_asked(payment: &Payment, capture: &providers::Capture, now: UnixMs)
         Ok(_) => Err(ANOTHERS),
         Err(refusal) => Err(CallError::Unbelievable(refusal.sentence)),
     }
-}
-
-fn of_refund(event_id: String, told: Told, refund: providers::Refund) -> Heard {
-    let notice = Notice { event_id, told };
-    Heard::Refund { notice, refund_id: refund.refund_id, amount: refund.amount }
 }
 
 fn key(name: Name, capture_id: &str) -> Result<CaptureKey, Refusal> {

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use futures_util::future::join_all;
 use tokio::sync::Notify;
 
-use super::port::RefundAnswer;
+use super::port::{Name, RefundAnswer};
 use crate::app::App;
 use crate::crash;
 use crate::ledger::LedgerResult;
@@ -19,7 +20,7 @@ use crate::telemetry::metrics::MoneyOutcome;
 /// How often is looked for refunds that are due, besides when one is known to be.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Refunds taken at a time, and asked for at once.
+/// Refunds of one provider taken at a time, and asked for at once.
 pub const BATCH: u32 = 64;
 const AT_ONCE: usize = 8;
 
@@ -33,38 +34,41 @@ pub const ATTEMPTS_MAX: u32 = 10;
 /// What requests and the worker share.
 #[derive(Debug, Default)]
 pub struct Refunds {
-    due: Notify,
+    /// One for each of [`Name::ALL`].
+    due: [Notify; Name::ALL.len()],
 }
 
 impl Refunds {
     /// To be called after money became due to go back.
     pub fn wake(&self) {
-        self.due.notify_one();
+        self.due.iter().for_each(Notify::notify_one);
     }
 }
 
-/// Works until the process ends.
+/// Works until the process ends. Each provider has a lane of its own, so that one that is silent holds up no other.
 pub async fn run(app: Arc<App>) {
     let shutdown = app.shutdown.clone();
-    shutdown.run_until_cancelled(work(&app)).await;
+    let lanes = Name::ALL.into_iter().zip(&app.refunds.due);
+    let lanes = join_all(lanes.map(|(name, due)| work(&app, name, due)));
+    shutdown.run_until_cancelled(lanes).await;
 }
 
-async fn work(app: &Arc<App>) {
+async fn work(app: &Arc<App>, name: Name, due: &Notify) {
     loop {
-        match return_what_is_due(app).await {
+        match return_what_is_due(app, name).await {
             Ok(true) => continue,
             Ok(false) => {}
             Err(error) => tracing::warn!(%error, "refunds could not be looked after; trying again"),
         }
         // Either way it is time to look again.
-        let _ = tokio::time::timeout(LOOK_EVERY, app.refunds.due.notified()).await;
+        let _ = tokio::time::timeout(LOOK_EVERY, due.notified()).await;
     }
 }
 
-/// Asks for one batch of refunds that are due. Answers whether to go on at once: the batch was full, and all of it is
-/// written down. What is not stays due, and would be taken again and again while the disk is full.
-pub async fn return_what_is_due(app: &Arc<App>) -> LedgerResult<bool> {
-    let due = app.ledger.refunds_due(app.clock.now(), BATCH).await?;
+/// Asks one provider for one batch of refunds that are due. Answers whether to go on at once: the batch was full, and all
+/// of it is written down. What is not stays due, and would be taken again and again while the disk is full.
+pub async fn return_what_is_due(app: &Arc<App>, name: Name) -> LedgerResult<bool> {
+    let due = app.ledger.refunds_due(name.as_str(), app.clock.now(), BATCH).await?;
     let is_full = u32::try_from(due.len()).unwrap_or(u32::MAX) == BATCH;
     let problems: Vec<_> = futures_util::stream::iter(due)
         .map(|payment| async move { return_one(app, payment).await.err() })
@@ -83,7 +87,12 @@ async fn return_one(app: &Arc<App>, due: Payment) -> LedgerResult<()> {
     let next_try_at = now.plus_ms(wait_ms(due.attempts));
     let Some(payment) = app.ledger.refund_begun(due.id, next_try_at, now).await? else { return Ok(()) };
     crash::point("till.refund_begun");
-    let answer = app.port.refund(&payment).await;
+    let answer = if payment.is_back_elsewhere() {
+        tracing::info!(payment_id = %payment.id, "the money went back without us before: its provider is not asked");
+        RefundAnswer::Done
+    } else {
+        app.port.refund(&payment).await
+    };
     crash::point("till.refund_asked");
     match write_down(app, &payment, answer).await? {
         Some(end) => app.follow_refund(end).await,

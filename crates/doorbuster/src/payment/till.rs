@@ -12,12 +12,12 @@ use rules::payment::{Revival, State as PaymentState};
 use rules::wire::OrderView;
 
 use super::port::{Beginning, Heard, Name};
-use super::providers::{CallError, Device, RefundAmount};
+use super::providers::{CallError, Device};
 use crate::app::App;
 use crate::crash;
 use crate::desk::{Seen, VERDICT_WAIT};
 use crate::ledger::money::{
-    Decided, NewPayment, Notice, Payment, PaymentStarted, RefundAsked, RefundEnd, RefundOf, Settled, Taken,
+    Decided, NewPayment, Notice, Payment, PaymentStarted, RefundAsked, RefundEnd, Settled, Taken,
 };
 use crate::ledger::{LedgerResult, Order};
 use crate::telemetry::metrics::MoneyOutcome;
@@ -184,19 +184,6 @@ impl App {
     async fn notice_of(&self, heard: Heard) -> LedgerResult<Option<Notice>> {
         match heard {
             Heard::Notice(notice) => Ok(Some(notice)),
-            Heard::Refund { notice, refund_id, amount } => {
-                let payment = self.ledger.payment_of_capture(notice.told.key().clone()).await?;
-                let whole = payment.is_none_or(|payment| is_whole(&payment, refund_id.as_deref(), amount));
-                if !whole {
-                    let key = notice.told.key();
-                    tracing::warn!(
-                        ?key,
-                        "a provider told of a partial refund; we make none, look at its console"
-                    );
-                    self.metrics.money.inc(MoneyOutcome::Unasked);
-                }
-                Ok(whole.then_some(notice))
-            }
             Heard::Failed { payment } => {
                 self.ledger.close_payment(payment, self.clock.now()).await?;
                 Ok(None)
@@ -288,8 +275,8 @@ impl App {
             }
             RefundEnd::Before(_) | RefundEnd::NotFound => {}
             RefundEnd::Unasked(payment) => {
-                let state = payment.status.state.as_str();
-                tracing::error!(payment_id = %payment.id, state, "a provider told of a refund that nobody asked for, or that had ended otherwise");
+                let (state, back_elsewhere) = (payment.status.state.as_str(), payment.back_elsewhere);
+                tracing::error!(payment_id = %payment.id, state, back_elsewhere, "a provider told of a refund that nobody asked for, or that had ended otherwise");
                 self.metrics.money.inc(MoneyOutcome::Unasked);
             }
         }
@@ -341,11 +328,4 @@ impl App {
             Err(error) => tracing::warn!(payment_id = %payment, %error, "a buyer could not be told"),
         }
     }
-}
-
-/// Whether a refund is of all the money. Ours always are; in a provider's console somebody may return a part.
-fn is_whole(payment: &Payment, refund_id: Option<&str>, amount: RefundAmount) -> bool {
-    let (RefundAmount::This(money) | RefundAmount::SoFar(money)) = amount;
-    let all = money.currency == payment.money.currency && money.amount >= payment.money.amount;
-    all || payment.refund_of(refund_id) != RefundOf::Nobody
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use http::StatusCode;
 use rules::id::{OrderId, PaymentId};
+use rules::money::Money;
 use rules::payment::State as PaymentState;
 use rules::wire::{Code, OperatorOrder, Page, PaymentView, RefundRequest};
 use serde::Deserialize;
@@ -165,5 +166,6 @@ fn view(payment: &Payment) -> PaymentView {
         attempts: payment.attempts,
         next_try_at: payment.next_try_at,
         problem: payment.problem.clone(),
+        back_elsewhere: payment.back_elsewhere.map(|amount| Money { amount, ..payment.money }),
     }
 }

@@ -385,6 +385,7 @@ impl<'a> Reader<'a> {
         self.read_payments()?;
         self.check_paid_orders()?;
         self.check_applied_payments()?;
+        self.check_elsewhere()?;
         self.check_strikes()?;
         if let Some(overdue) = self.overdue {
             self.check_captures(overdue.captured)?;
@@ -832,6 +833,30 @@ impl<'a> Reader<'a> {
             reader.doubts.push(doubt);
             Ok(())
         })
+    }
+
+    /// Money that pays an order and is back at its buyer.
+    fn check_elsewhere(&mut self) -> LedgerResult<()> {
+        let connection = self.connection;
+        let mut statement = connection.prepare(
+            "select payments.payment_id, payments.order_id, provider, back_elsewhere, currency, offer_no,
+                 coalesce(quantity, 0)
+             from payments left join orders on orders.order_id = payments.order_id
+             where back_elsewhere is not null and back_elsewhere >= amount and payments.state = 'applied'
+             order by payment_no",
+        )?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            let Some(offer) = self.offer_in_scope(row.get(5)?) else { continue };
+            let order = column::id_option(row, 1)?.map_or_else(String::new, |id| OrderId(id).to_string());
+            let doubt = Doubt::new(Kind::RefundedElsewhere, offer, row.get(6)?)
+                .about("payment_id", PaymentId(column::id(row, 0)?))
+                .with("order_id", order)
+                .with("provider", row.get::<_, String>(2)?)
+                .with("refunded", format!("{} {}", row.get::<_, i64>(3)?, row.get::<_, String>(4)?));
+            self.doubts.push(doubt);
+        }
+        Ok(())
     }
 
     fn check_strikes(&mut self) -> LedgerResult<()> {

@@ -21,14 +21,19 @@ impl SqliteLedger {
     ) -> LedgerResult<Vec<ToClose>> {
         self.read(move |connection| {
             let sql = format!(
-                "select {PAYMENT_COLUMNS}, payments.close_tries from payments indexed by payments_to_close
+                "select {PAYMENT_COLUMNS}, payments.close_tries,
+                     (select pay_by from orders where orders.order_id = payments.order_id)
+                 from payments indexed by payments_to_close
                  where provider = ?1 and state = 'closed' and close_try_at <= ?2
                  order by close_try_at, payment_no limit ?3"
             );
             let mut statement = connection.prepare_cached(&sql)?;
             let rows = statement.query_map(params![provider, now.0, limit], |row| {
-                let tries = column::count(row, PAYMENT_COLUMNS_COUNT)?;
-                Ok(ToClose { payment: read_payment(row, 0)?, tries })
+                Ok(ToClose {
+                    payment: read_payment(row, 0)?,
+                    tries: column::count(row, PAYMENT_COLUMNS_COUNT)?,
+                    pay_by: column::time_option(row, PAYMENT_COLUMNS_COUNT + 1)?,
+                })
             })?;
             Ok(readable(rows)?)
         })

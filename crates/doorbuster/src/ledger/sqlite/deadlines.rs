@@ -305,8 +305,18 @@ fn find_overdue(
 
 /// All rows that can be read: one that cannot must not hide those behind it.
 pub(super) fn readable<T>(rows: impl Iterator<Item = rusqlite::Result<T>>) -> rusqlite::Result<Vec<T>> {
+    readable_up_to(u32::MAX, rows)
+}
+
+/// The first so many of them. What cannot be read takes nobody's place, so fewer mean that there are no more.
+pub(super) fn readable_up_to<T>(
+    limit: u32,
+    mut rows: impl Iterator<Item = rusqlite::Result<T>>,
+) -> rusqlite::Result<Vec<T>> {
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let mut found = Vec::new();
-    for row in rows {
+    while found.len() < limit {
+        let Some(row) = rows.next() else { break };
         match row {
             Ok(row) => found.push(row),
             // Without a code it was not the database that failed but the reading of this row.

@@ -70,6 +70,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0009_refunds.sql"),
     include_str!("../../../migrations/sqlite/0010_receivers.sql"),
     include_str!("../../../migrations/sqlite/0011_closings.sql"),
+    include_str!("../../../migrations/sqlite/0012_returns.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.

@@ -7,6 +7,7 @@ use rules::payment::{self, Event, Open, PAYMENTS_PER_ORDER_MAX, RefundReason, St
 use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
+use super::deadlines::readable_up_to;
 use super::{SqliteLedger, Urgency, closings, column, orders, signed};
 use crate::ledger::money::{NewPayment, Payment, PaymentClosed, PaymentStarted};
 use crate::ledger::{LedgerError, LedgerResult, Order};
@@ -17,9 +18,9 @@ pub(super) const PAYMENT_COLUMNS: &str = "payments.payment_no, payments.payment_
     payments.currency, payments.provider_ref, payments.pay_url, payments.started_at, payments.captured_at,
     payments.ended_at, payments.refund_key, payments.restock, payments.attempts, payments.next_try_at,
     payments.problem, payments.refund_round, payments.refund_ref, payments.refunding_since, payments.failures,
-    payments.slow_told_at";
+    payments.slow_told_at, payments.back_elsewhere";
 
-pub(super) const PAYMENT_COLUMNS_COUNT: usize = 25;
+pub(super) const PAYMENT_COLUMNS_COUNT: usize = 26;
 
 impl SqliteLedger {
     /// Starts a payment of this buyer's order, or answers the one that is open; one at another provider is closed in
@@ -91,7 +92,8 @@ impl SqliteLedger {
         self.read(move |connection| Ok(of_order(connection, order)?)).await
     }
 
-    /// Payments, newest first: those before the number `before`, and only those in `state`, if one is given.
+    /// Payments, newest first: those before the number `before`, and only those in `state`, if one is given. What cannot
+    /// be read is left out.
     pub async fn payment_page(
         &self,
         state: Option<State>,
@@ -101,12 +103,12 @@ impl SqliteLedger {
         self.read(move |connection| {
             let sql = format!(
                 "select {PAYMENT_COLUMNS} from payments
-                 where payment_no < ?1 and (?2 is null or state = ?2) order by payment_no desc limit ?3"
+                 where payment_no < ?1 and (?2 is null or state = ?2) order by payment_no desc"
             );
             let mut statement = connection.prepare_cached(&sql)?;
-            let values = params![before.map_or(i64::MAX, signed), state.map(State::as_str), limit];
+            let values = params![before.map_or(i64::MAX, signed), state.map(State::as_str)];
             let rows = statement.query_map(values, |row| read_payment(row, 0))?;
-            Ok(rows.collect::<Result<_, _>>()?)
+            Ok(readable_up_to(limit, rows)?)
         })
         .await
     }
@@ -165,6 +167,7 @@ fn new_payment(wanted: &NewPayment, order: &Order, now: UnixMs) -> Payment {
         failures: 0,
         slow_told_at: None,
         problem: None,
+        back_elsewhere: None,
     }
 }
 
@@ -253,7 +256,7 @@ pub(super) fn write(transaction: &Transaction<'_>, payment: &Payment) -> LedgerR
             "update payments set capture_id = ?2, state = ?3, reason = ?4, amount = ?5, currency = ?6,
                  provider_ref = ?7, pay_url = ?8, captured_at = ?9, ended_at = ?10, restock = ?11, attempts = ?12,
                  next_try_at = ?13, problem = ?14, refund_round = ?15, refund_ref = ?16, refunding_since = ?17,
-                 failures = ?18, slow_told_at = ?19
+                 failures = ?18, slow_told_at = ?19, back_elsewhere = ?20
              where payment_no = ?1",
         )?
         .execute(params![
@@ -276,6 +279,7 @@ pub(super) fn write(transaction: &Transaction<'_>, payment: &Payment) -> LedgerR
             payment.refunding_since.map(|at| at.0),
             payment.failures,
             payment.slow_told_at.map(|at| at.0),
+            payment.back_elsewhere,
         ])?;
     Ok(())
 }
@@ -328,5 +332,6 @@ pub(super) fn read_payment(row: &Row<'_>, first: usize) -> rusqlite::Result<Paym
         refunding_since: column::time_option(row, at(22))?,
         failures: column::count(row, at(23))?,
         slow_told_at: column::time_option(row, at(24))?,
+        back_elsewhere: row.get(at(25))?,
     })
 }

@@ -2,11 +2,13 @@
 //! what was asked, under which number, and what came of it.
 
 use rules::id::{OrderId, PaymentId};
+use rules::money::Money;
 use rules::order::{Event as OrderEvent, State as OrderState};
 use rules::payment::{Event, RefundReason, State};
 use rules::time::UnixMs;
 use rusqlite::{Transaction, params};
 
+use super::deadlines::readable_up_to;
 use super::orders::{Shelf, find, write_event};
 use super::payments::{self, PAYMENT_COLUMNS, read_payment, step, write};
 use super::{SqliteLedger, Urgency};
@@ -16,8 +18,22 @@ use crate::ledger::{LedgerError, LedgerResult, Order};
 /// What a provider says about a refund.
 #[derive(Clone, Debug)]
 pub(super) enum RefundWord {
+    /// All of the money is back.
     Done(RefundOf),
+    /// So much of it, by a refund that is none of ours.
+    Part(Money),
     Failed(RefundFailure),
+}
+
+impl RefundWord {
+    /// Our refunds are always of all the money; in a provider's console somebody may return a part.
+    pub(super) fn of(payment: &Payment, number: Option<&str>, amount: Money) -> Self {
+        let is_all = amount.currency == payment.money.currency && amount.amount >= payment.money.amount;
+        match payment.refund_of(number) {
+            RefundOf::Nobody if !is_all => Self::Part(amount),
+            of @ (RefundOf::Nobody | RefundOf::Present | RefundOf::Earlier) => Self::Done(of),
+        }
+    }
 }
 
 impl SqliteLedger {
@@ -49,16 +65,22 @@ impl SqliteLedger {
         .await
     }
 
-    /// Payments whose money must go back and whose provider is to be asked by now, the longest due first.
-    pub async fn refunds_due(&self, now: UnixMs, limit: u32) -> LedgerResult<Vec<Payment>> {
+    /// Payments of one provider whose money must go back and who is to be asked by now, the longest due first. What
+    /// cannot be read is left out.
+    pub async fn refunds_due(
+        &self,
+        provider: &'static str,
+        now: UnixMs,
+        limit: u32,
+    ) -> LedgerResult<Vec<Payment>> {
         self.read(move |connection| {
             let sql = format!(
-                "select {PAYMENT_COLUMNS} from payments where next_try_at <= ?1
-                 order by next_try_at, payment_no limit ?2"
+                "select {PAYMENT_COLUMNS} from payments indexed by payments_to_refund
+                 where provider = ?1 and next_try_at <= ?2 order by next_try_at, payment_no"
             );
             let mut statement = connection.prepare_cached(&sql)?;
-            let rows = statement.query_map(params![now.0, limit], |row| read_payment(row, 0))?;
-            Ok(rows.collect::<Result<_, _>>()?)
+            let rows = statement.query_map(params![provider, now.0], |row| read_payment(row, 0))?;
+            Ok(readable_up_to(limit, rows)?)
         })
         .await
     }
@@ -214,6 +236,8 @@ fn begin_again(
     payment: &mut Payment,
     now: UnixMs,
 ) -> LedgerResult<Option<Order>> {
+    // It may have been an old word about the refund that failed: the provider is asked.
+    payment.back_elsewhere = None;
     step(transaction, payment, Event::RefundStarted, now)?;
     let mut order = refunded_by(transaction, payment)?;
     if let Some(order) = &mut order {
@@ -244,7 +268,7 @@ fn refunded_by(transaction: &Transaction<'_>, payment: &Payment) -> LedgerResult
 
 pub(super) fn end(
     transaction: &Transaction<'_>,
-    payment: Payment,
+    mut payment: Payment,
     word: &RefundWord,
     now: UnixMs,
 ) -> LedgerResult<RefundEnd> {
@@ -258,16 +282,61 @@ pub(super) fn end(
             Ok(RefundEnd::Before(payment))
         }
         (State::Refunding, RefundWord::Done(RefundOf::Nobody)) => done(transaction, payment, now),
-        (State::Refunded, RefundWord::Done(_)) => Ok(RefundEnd::Before(payment)),
-        (State::Refunding | State::RefundFailed, RefundWord::Done(RefundOf::Earlier))
-        | (State::RefundFailed, RefundWord::Done(RefundOf::Nobody)) => Ok(RefundEnd::Unasked(payment)),
+        // Somebody was faster than we: nobody need be asked any more.
+        (State::RefundDue, RefundWord::Done(_)) => {
+            step(transaction, &mut payment, Event::RefundStarted, now)?;
+            done(transaction, payment, now)
+        }
+        (State::Refunded, RefundWord::Done(_) | RefundWord::Part(_)) => Ok(RefundEnd::Before(payment)),
+        (State::Refunding | State::RefundFailed, RefundWord::Done(RefundOf::Earlier)) => {
+            Ok(RefundEnd::Unasked(payment))
+        }
+        (State::RefundFailed, RefundWord::Done(RefundOf::Nobody))
+        | (State::Captured | State::Applied, RefundWord::Done(_)) => {
+            let all = payment.money;
+            went_back_elsewhere(transaction, payment, all, now)
+        }
+        (
+            State::Captured | State::Applied | State::RefundDue | State::Refunding | State::RefundFailed,
+            RefundWord::Part(part),
+        ) => went_back_elsewhere(transaction, payment, *part, now),
         (State::Refunding | State::Refunded | State::RefundFailed, RefundWord::Failed(failure)) => {
             fail(transaction, payment, failure, now)
         }
-        (State::Started | State::Closed | State::Captured | State::Applied | State::RefundDue, _) => {
-            Ok(RefundEnd::Unasked(payment))
+        (State::Captured | State::Applied | State::RefundDue, RefundWord::Failed(_)) => {
+            did_not_go_back_elsewhere(transaction, payment)
         }
+        (State::Started | State::Closed, _) => Ok(RefundEnd::Unasked(payment)),
     }
+}
+
+/// So much of the money went back without us, at least: providers tell of one refund by several notifications, and of
+/// several by their sum. The order stays as it is, since the shop decides what becomes of it.
+fn went_back_elsewhere(
+    transaction: &Transaction<'_>,
+    mut payment: Payment,
+    money: Money,
+    now: UnixMs,
+) -> LedgerResult<RefundEnd> {
+    if money.currency == payment.money.currency {
+        if payment.back_elsewhere.is_some_and(|before| before >= money.amount) {
+            return Ok(RefundEnd::Before(payment));
+        }
+        payment.back_elsewhere = Some(money.amount);
+        write(transaction, &payment)?;
+    }
+    let mut facts = facts(&payment);
+    facts["refunded"] = serde_json::json!(money);
+    tell(transaction, &payment, "payment.refunded_elsewhere", &facts, now)?;
+    Ok(RefundEnd::Unasked(payment))
+}
+
+/// A refund that is none of ours failed: what was told of such refunds no longer holds.
+fn did_not_go_back_elsewhere(transaction: &Transaction<'_>, mut payment: Payment) -> LedgerResult<RefundEnd> {
+    if payment.back_elsewhere.take().is_some() {
+        write(transaction, &payment)?;
+    }
+    Ok(RefundEnd::Unasked(payment))
 }
 
 /// A provider says that a refund failed. Providers tell late and twice: what is said of an earlier refund is known, and
@@ -279,7 +348,7 @@ fn fail(
     now: UnixMs,
 ) -> LedgerResult<RefundEnd> {
     match (payment.refund_of(failure.number.as_deref()), payment.status.state) {
-        (RefundOf::Nobody, _) => Ok(RefundEnd::Unasked(payment)),
+        (RefundOf::Nobody, _) => did_not_go_back_elsewhere(transaction, payment),
         (RefundOf::Present, State::Refunding) => failed(transaction, payment, failure, now),
         (RefundOf::Present, State::Refunded) if failure.is_final => {
             failed(transaction, payment, failure, now)
@@ -350,19 +419,32 @@ pub(super) fn note(
     kind: &str,
     now: UnixMs,
 ) -> LedgerResult<()> {
-    let data = serde_json::json!({
+    tell(transaction, payment, kind, &facts(payment), now)
+}
+
+fn facts(payment: &Payment) -> serde_json::Value {
+    serde_json::json!({
         "payment_id": payment.id,
         "provider": payment.provider,
         "capture_id": payment.capture_id,
         "money": payment.money,
         "reason": payment.status.reason,
-    });
+    })
+}
+
+fn tell(
+    transaction: &Transaction<'_>,
+    payment: &Payment,
+    kind: &str,
+    facts: &serde_json::Value,
+    now: UnixMs,
+) -> LedgerResult<()> {
     transaction
         .prepare_cached(
             "insert into events (type, at, sale_no, offer_no, order_no, data)
              select ?2, ?3, sale_no, offer_no, order_no, ?4
              from (select 1) left join orders on order_id = ?1 left join offers using (offer_no)",
         )?
-        .execute(params![payment.order.map(OrderId::to_bytes), kind, now.0, data.to_string()])?;
+        .execute(params![payment.order.map(OrderId::to_bytes), kind, now.0, facts.to_string()])?;
     Ok(())
 }

@@ -139,8 +139,8 @@ fn take(transaction: &Transaction<'_>, notice: &Notice, now: UnixMs) -> LedgerRe
         (Told::Refunded { payment, .. } | Told::RefundFailed { payment, .. }, None) => {
             return untold(transaction, key, payment.as_deref());
         }
-        (Told::Refunded { number, .. }, Some(payment)) => {
-            let word = RefundWord::Done(payment.refund_of(number.as_deref()));
+        (Told::Refunded { number, amount, .. }, Some(payment)) => {
+            let word = RefundWord::of(&payment, number.as_deref(), *amount);
             (payment.no, ended(transaction, payment, &word, now)?)
         }
         (Told::RefundFailed { failure, .. }, Some(payment)) => {
@@ -293,6 +293,7 @@ fn write_down(
                 failures: 0,
                 slow_told_at: None,
                 problem: None,
+                back_elsewhere: None,
             },
         )
         .map(Captured::written),

@@ -173,6 +173,15 @@ impl Provider {
         }
     }
 
+    /// Whether it hears of a payment only when the buyer arrives there. What it does not know may then still be paid.
+    #[must_use]
+    pub const fn hears_from_buyers(&self) -> bool {
+        match self {
+            Self::Alipay(_) => true,
+            Self::Stripe(_) | Self::Wechat(_) => false,
+        }
+    }
+
     /// Asks for the state of a refund; changes nothing.
     pub fn ask_refund(&self, refund: &RefundRef, stamp: &Stamp) -> Result<Request, CallError> {
         match self {

@@ -228,6 +228,11 @@ const PLANTS: &[Plant] = &[
         "update payments set currency = 'JPY' where order_id = (select order_id from orders where buyer = 'bob');",
     ),
     plant(
+        Kind::RefundedElsewhere,
+        2,
+        "update payments set back_elsewhere = amount where order_id = (select order_id from orders where buyer = 'bob');",
+    ),
+    plant(
         Kind::StrikeWithoutLapse,
         2,
         "insert into strikes (buyer, order_no, struck_at) select buyer, order_no, recorded_at from orders

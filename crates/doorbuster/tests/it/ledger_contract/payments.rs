@@ -16,7 +16,7 @@ use super::{Books, NOW, Recorded, assert_books_fit, buyer, claim, kinds, live_un
 
 const PRICE: i64 = 149_900;
 
-fn money(amount: i64, currency: &str) -> Money {
+pub(super) fn money(amount: i64, currency: &str) -> Money {
     Money { amount, currency: currency.parse().unwrap() }
 }
 
@@ -175,7 +175,10 @@ async fn a_known_event_id_swallows_no_other_capture(books: Books) {
     }
     let refund = |capture: &str| {
         let key = CaptureKey::new("sandbox", capture).unwrap();
-        Notice { event_id: "evt".to_owned(), told: Told::Refunded { key, payment: None, number: None } }
+        Notice {
+            event_id: "evt".to_owned(),
+            told: Told::Refunded { key, payment: None, number: None, amount: money(7, "CNY") },
+        }
     };
     assert!(matches!(take(&books, refund("cap 3"), NOW).await, Taken::Refund(_)), "its money is back");
     let payments = books.ledger.payments_of(OrderId(12)).await.unwrap();
@@ -263,12 +266,13 @@ async fn money_for_nothing_we_know_goes_back(books: Books) {
         assert_eq!(short(&settle(Absent::WillNotCome).await.unwrap().this), "order_unknown");
         assert_eq!(short(&settle(Absent::WillNotCome).await.unwrap().this), "duplicate");
     }
-    let due = books.ledger.refunds_due(NOW, 10).await.unwrap();
+    let due = books.ledger.refunds_due("sandbox", NOW, 10).await.unwrap();
     assert_eq!(due.iter().map(|payment| payment.order).collect::<Vec<_>>(), [Some(OrderId(77)), None]);
     let back = |payment: Option<u128>| Told::Refunded {
         key: CaptureKey::new("sandbox", "cap 3").unwrap(),
         payment: payment.map(|id| PaymentId(id).to_string()),
         number: None,
+        amount: money(PRICE, "CNY"),
     };
     for nobodys in [None, Some(88)] {
         let told = take(&books, Notice { event_id: "evt 3".into(), told: back(nobodys) }, NOW).await;

@@ -9,8 +9,8 @@ use rules::order::State;
 use rules::payment::{CaptureKey, REFUND_SLOW_MS, RefundReason, State as PaymentState};
 
 use super::deadlines::PAY_BY;
-use super::payments::{by_payment, captured, start, take};
-use super::{Books, NOW, OFFER, SALE, assert_books_fit, buyer, claim, kinds, order, record, sqlite};
+use super::payments::{by_payment, captured, money, start, take};
+use super::{Books, NOW, OFFER, SALE, assert_books_fit, buyer, claim, events, kinds, order, record, sqlite};
 
 const PAYMENT: PaymentId = PaymentId(101);
 
@@ -27,7 +27,7 @@ async fn ask(books: &Books, restock: bool) -> RefundAsked {
 }
 
 async fn due(books: &Books) -> Vec<Payment> {
-    books.ledger.refunds_due(NOW, 10).await.unwrap()
+    books.ledger.refunds_due("sandbox", NOW, 10).await.unwrap()
 }
 
 /// The present refund of a payment fails: for good, or perhaps not.
@@ -42,12 +42,19 @@ fn told(event: &str, number: Option<&str>, failure: Option<bool>) -> Notice {
     let key = CaptureKey::new("sandbox", "cap").unwrap();
     let (payment, number) = (Some(PAYMENT.to_string()), number.map(str::to_owned));
     let told = match failure {
-        None => Told::Refunded { key, payment, number },
+        None => Told::Refunded { key, payment, number, amount: money(299_800, "CNY") },
         Some(is_final) => {
             let failure = RefundFailure { number, problem: "no".into(), is_final };
             Told::RefundFailed { key, payment, failure }
         }
     };
+    Notice { event_id: event.into(), told }
+}
+
+/// A provider tells that so much went back by a refund that is none of ours.
+pub(super) fn back_elsewhere(event: &str, capture: &str, amount: i64) -> Notice {
+    let key = CaptureKey::new("sandbox", capture).unwrap();
+    let told = Told::Refunded { key, payment: None, number: None, amount: money(amount, "CNY") };
     Notice { event_id: event.into(), told }
 }
 
@@ -156,7 +163,7 @@ async fn a_refund_is_asked_for_again_when_no_word_came(books: Books) {
     let begin = |next: u32| books.ledger.refund_begun(PAYMENT, NOW.plus_s(next), NOW);
     let first = begin(10).await.unwrap().unwrap();
     assert_eq!(due(&books).await, []);
-    let again = books.ledger.refunds_due(NOW.plus_s(10), 10).await.unwrap();
+    let again = books.ledger.refunds_due("sandbox", NOW.plus_s(10), 10).await.unwrap();
     assert_eq!(again, std::slice::from_ref(&first));
     let second = begin(30).await.unwrap().unwrap();
     assert_eq!((second.attempts, second.refund_number()), (2, first.refund_number()));
@@ -212,6 +219,54 @@ async fn the_providers_own_word_ends_a_refund(books: Books) {
     assert!(matches!(take(&books, refunded("r 3"), PAY_BY).await, Taken::Duplicate));
     assert!(matches!(ended(take(&books, refunded("r 4"), PAY_BY).await), RefundEnd::Before(_)));
     assert_eq!(units(&books).await, (10, 0, 0));
+    assert_books_fit(&books).await;
+}
+
+async fn what_goes_back_elsewhere_is_written_down_and_told(books: Books) {
+    paid(&books).await;
+    let tell = async |event: &str, amount| take(&books, back_elsewhere(event, "cap", amount), NOW).await;
+    for (event, amount, grows) in [("p 1", 100, true), ("p 2", 100, false), ("p 3", 299_800, true)] {
+        let end = ended(tell(event, amount).await);
+        assert_eq!(matches!(end, RefundEnd::Unasked(_)), grows, "{event}: {end:?}");
+        assert_eq!(payment(&books).await.back_elsewhere, Some(amount));
+    }
+    assert!(matches!(tell("p 1", 100).await, Taken::Duplicate));
+    let (row, its) = (payment(&books).await, order(&books, 11).await);
+    assert!(row.is_back_elsewhere() && row.status.state == PaymentState::Applied, "{row:?}");
+    assert_eq!((its.status.state, its.seq, units(&books).await), (State::Paid, 3, (10, 2, 2)));
+    let told = ["payment.refunded_elsewhere"; 2];
+    assert_eq!(kinds(&books).split_off(2), told, "once for each sum");
+    let data: serde_json::Value = serde_json::from_str(&events(&books).pop().unwrap().data).unwrap();
+    assert_eq!((&data["refunded"]["amount"], &data["reason"]), (&299_800.into(), &serde_json::Value::Null));
+
+    // Whoever refunds the order then need not ask the provider; unless that refund failed after all.
+    ask(&books, true).await;
+    assert!(due(&books).await[0].is_back_elsewhere());
+    take(&books, told_failed("p 4"), NOW).await;
+    assert!(!due(&books).await[0].is_back_elsewhere());
+    assert_books_fit(&books).await;
+}
+
+/// A refund that is none of ours failed.
+fn told_failed(event: &str) -> Notice {
+    told(event, None, Some(true))
+}
+
+async fn money_that_is_due_to_go_back_and_went_is_refunded(books: Books) {
+    paid(&books).await;
+    take(&books, captured("evt 2", "cap 2", by_payment(101), 299_800, 102), NOW).await;
+    let part = ended(take(&books, back_elsewhere("p 1", "cap 2", 100), NOW).await);
+    assert!(matches!(part, RefundEnd::Unasked(_)), "{part:?}");
+    assert_eq!(due(&books).await.len(), 1, "a part is not all of it");
+    let done = ended(take(&books, back_elsewhere("p 2", "cap 2", 299_800), NOW).await);
+    assert!(matches!(done, RefundEnd::Done { released: None, .. }), "{done:?}");
+    assert_eq!(due(&books).await, []);
+    ask(&books, true).await;
+    let done = ended(take(&books, back_elsewhere("p 3", "cap", 299_800), NOW).await);
+    assert!(matches!(done, RefundEnd::Done { released: Some(_), .. }), "{done:?}");
+    assert_eq!((order(&books, 11).await.status.state, units(&books).await), (State::Refunded, (10, 0, 0)));
+    let last = kinds(&books).split_off(3);
+    assert_eq!(last, ["payment.refunded_elsewhere", "payment.refunded", "order.refunding", "order.refunded"]);
     assert_books_fit(&books).await;
 }
 
@@ -322,6 +377,8 @@ contract!(
     only_paid_orders_are_refunded(10),
     money_that_never_paid_goes_back_without_touching_the_order(10),
     the_providers_own_word_ends_a_refund(10),
+    what_goes_back_elsewhere_is_written_down_and_told(10),
+    money_that_is_due_to_go_back_and_went_is_refunded(10),
     what_a_provider_says_after_it_gave_up_counts(10),
     a_refund_that_fails_after_it_was_done_is_tried_again_beside_its_order(10),
     failures_in_a_row_are_kept_and_end_a_refund(10),

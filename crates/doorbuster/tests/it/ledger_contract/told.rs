@@ -162,6 +162,7 @@ async fn everything_that_happens_to_orders_and_money(books: &Books) {
     }
     late(books, 4, 14, "dan", 104).await;
     books.ledger.revive_alone(PaymentId(104), QueueIsDrained, PAY_BY).await.unwrap();
+    take(books, super::refunds::back_elsewhere("part", "cap 104", 50_000), PAY_BY).await;
     late(books, 5, 15, "eve", 105).await;
     books.ledger.refund_late(PaymentId(105), RefundReason::NoUnitLeft, PAY_BY).await.unwrap();
     let (seq, again) = claim(6, 15, "eve", 1);

@@ -290,8 +290,53 @@ async fn money_at_alipay_goes_all_the_way_there_and_back() {
         eventually("it is closed", async || shop.desk.asked("close", &id_of(&given)).len() == 1).await;
         assert_eq!(states(&shop.app, &id).await, [plain("closed")]);
         assert_eq!(shop.desk.asked("ask", &id_of(&given)).len(), 0, "what nobody knows was not paid");
+        shop.desk.answers_as_usual("close", &id_of(&given));
     }
     shop.goes_all_the_way().await;
+}
+
+/// The address that the buyer was given is good until the deadline, also after the order was cancelled. No callback comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn money_of_a_buyer_who_goes_to_alipay_after_cancelling_is_found_and_goes_back() {
+    let shop = Shop::open("alipay").await;
+    let eve = shop.app.buyer("eve");
+    let (id, given) = shop.start(&eve, DESKTOP).await;
+    let payment = id_of(&given);
+    shop.desk.answers("close", &payment, "unknown");
+    eve.call("POST", &format!("/api/v1/orders/{id}/cancel"), None, 200).await;
+    eventually("it is not known there", async || shop.desk.asked("close", &payment).len() == 1).await;
+    shop.desk.answers("close", &payment, "not_open");
+    eventually("it is found and back", async || {
+        shop.app.app.clock.advance(Duration::from_millis(100));
+        states(&shop.app, &id).await == [back("order_cancelled")]
+    })
+    .await;
+    assert_eq!(order(&eve, &id).await["state"], "closed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payment_whose_buyer_never_went_to_alipay_is_looked_for_once_after_its_deadline() {
+    let shop = Shop::open("alipay").await;
+    let eve = shop.app.buyer("eve");
+    let (id, given) = shop.start(&eve, DESKTOP).await;
+    let payment = id_of(&given);
+    shop.desk.answers("close", &payment, "unknown");
+    eve.call("POST", &format!("/api/v1/orders/{id}/cancel"), None, 200).await;
+    let asked = || shop.desk.asked("close", &payment).len();
+    eventually("it is not known there", async || asked() == 1).await;
+    let due = async |now| !shop.app.app.ledger.closings_due("alipay", now, 10).await.unwrap().is_empty();
+    eventually("it is to be asked about again", async || due(UnixMs(i64::MAX)).await).await;
+    shop.app.app.clock.advance(Duration::from_secs(15 * 60));
+    eventually("and once more, when nobody can pay any more", async || asked() == 2).await;
+    let pay_by = UnixMs::parse(order(&eve, &id).await["pay_by"].as_str().unwrap()).unwrap();
+    eventually("which is past the deadline", async || {
+        !due(pay_by.plus_s(59)).await && due(pay_by.plus_s(60)).await
+    })
+    .await;
+    shop.app.app.clock.advance(Duration::from_secs(60));
+    eventually("that is the end", async || !due(UnixMs(i64::MAX)).await).await;
+    assert_eq!((asked(), shop.desk.asked("ask", &payment).len()), (3, 0));
+    assert_eq!(states(&shop.app, &id).await, [plain("closed")]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

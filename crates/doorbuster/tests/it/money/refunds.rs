@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use doorbuster::clock::Clock;
+use doorbuster::payment::port::Name;
 use doorbuster::payment::refunds::{ATTEMPTS_MAX, BATCH, WAIT_MAX_MS, return_what_is_due};
 use doorbuster::telemetry::metrics::MoneyOutcome;
 use rules::payment::REFUND_SLOW_MS;
@@ -358,6 +359,58 @@ async fn a_refund_that_is_pending_for_days_is_an_alarm_once() {
     assert_eq!(only_payment(&app).await["state"], "refunding");
 }
 
+/// So many captures of this provider that must go back.
+fn plant_due(hand: &rusqlite::Connection, provider: &str, count: u32) {
+    for at in 0..count {
+        hand.execute(
+            "insert into payments (payment_id, provider, reference, capture_id, state, reason, amount, currency,
+                 started_at, captured_at, refund_key, next_try_at)
+             values (randomblob(16), ?1, ?2, ?2, 'refund_due', 'order_unknown', 1, 'CNY', 1, 1, ?2, 1)",
+            [provider, &format!("{provider} {at}")],
+        )
+        .unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_provider_that_is_silent_holds_up_no_refund_at_another_one() {
+    let stripe = StandIn { address: super::starting::silent().await, ..StandIn::willing().await };
+    let settings = stripe.settings();
+    let mut overrides: Vec<&str> = settings.iter().map(String::as_str).collect();
+    overrides.push(SANDBOX);
+    let app = TestApp::with(&overrides).await;
+    let hand = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
+    // One batch takes longer at the silent one than anybody waits here.
+    plant_due(&hand, "stripe", BATCH);
+    let asked = "select count(*) from payments where provider = 'stripe' and state = 'refunding'";
+    let count = || hand.query_row(asked, [], |row| row.get::<_, u32>(0)).unwrap();
+    eventually("the silent one is asked", async || count() > 0).await;
+    plant_due(&hand, "sandbox", 1);
+    eventually("the other one has returned its money", async || {
+        app.app.metrics.money.get(MoneyOutcome::Refunded) == 1
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn payments_that_cannot_be_read_hold_up_no_refund_and_hide_none_from_the_operator() {
+    let app = TestApp::with(&[SANDBOX]).await;
+    let hand = rusqlite::Connection::open(app.app.ledger.path()).unwrap();
+    hand.execute_batch("begin").unwrap();
+    plant_due(&hand, "sandbox", BATCH);
+    hand.execute("update payments set currency = '?'", []).unwrap();
+    hand.execute_batch("commit").unwrap();
+    plant_due(&hand, "stripe", 1);
+    hand.execute("update payments set provider = 'sandbox' where provider = 'stripe'", []).unwrap();
+    eventually("what can be read is back", async || app.app.metrics.money.get(MoneyOutcome::Refunded) == 1)
+        .await;
+    let page = app.operate("GET", "/admin/v1/payments?limit=1", None, 200).await;
+    assert_eq!(page["items"][0]["reference"], "stripe 0", "{page}");
+    let cursor = page["next_cursor"].as_str().unwrap();
+    let rest = app.operate("GET", &format!("/admin/v1/payments?limit=1&cursor={cursor}"), None, 200).await;
+    assert_eq!((&rest["items"], &rest["next_cursor"]), (&json!([]), &Value::Null));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn while_nothing_can_be_written_refunds_wait_for_their_time() {
     let app = TestApp::with(&[SANDBOX]).await;
@@ -366,16 +419,11 @@ async fn while_nothing_can_be_written_refunds_wait_for_their_time() {
         "create trigger full before update on payments begin select raise(abort, 'the disk is full'); end;",
     )
     .unwrap();
-    for at in 0..BATCH {
-        hand.execute(
-            "insert into payments (payment_id, provider, reference, capture_id, state, reason, amount, currency,
-                 started_at, captured_at, refund_key, next_try_at)
-             values (randomblob(16), 'sandbox', ?1, ?1, 'refund_due', 'order_unknown', 1, 'CNY', 1, 1, ?1, 1)",
-            [format!("capture {at}")],
-        )
-        .unwrap();
-    }
-    assert!(!return_what_is_due(&app.app).await.unwrap(), "the same would be due at once, again and again");
+    plant_due(&hand, "sandbox", BATCH);
+    assert!(
+        !return_what_is_due(&app.app, Name::Sandbox).await.unwrap(),
+        "the same would be due at once, again and again"
+    );
     hand.execute_batch("drop trigger full").unwrap();
     eventually("all is back", async || app.app.metrics.money.get(MoneyOutcome::Refunded) == u64::from(BATCH))
         .await;
@@ -421,7 +469,7 @@ async fn the_money_of_another_shop_on_the_same_account_is_left_alone() {
     let payments = app.operate("GET", "/admin/v1/payments", None, 200).await;
     let captures: Vec<_> = payments["items"].as_array().unwrap().iter().map(|it| &it["capture_id"]).collect();
     assert_eq!(captures, ["pi_1"], "only ours is written down");
-    assert_eq!(app.app.ledger.refunds_due(UnixMs(i64::MAX), 10).await.unwrap(), []);
+    assert_eq!(app.app.ledger.refunds_due("stripe", UnixMs(i64::MAX), 10).await.unwrap(), []);
     assert_eq!(stripe.asked("/v1/refunds").len(), 0);
     assert_eq!(app.app.metrics.money.get(MoneyOutcome::Unasked), 0);
 }
@@ -454,15 +502,34 @@ async fn a_pending_refund_is_waited_for_and_its_notification_ends_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refund_that_nobody_asked_for_is_noticed_and_changes_nothing() {
+async fn a_refund_that_is_made_elsewhere_is_told_and_the_shop_decides_about_the_order() {
     let stripe = StandIn::willing().await;
     let (app, _, sale, id) = paid_at_stripe(&stripe).await;
-    let object = json!({"amount_refunded": PRICE, "currency": "cny", "payment_intent": "pi_1"});
-    let (headers, body) = StandIn::event("evt_9", "charge.refunded", &object, app.app.clock.now());
-    assert_eq!(deliver(&app, "stripe", headers, body).await.0, 200);
-    assert_eq!(order(&app.buyer("ann"), &id).await["state"], "paid");
-    assert_eq!(app.app.metrics.money.get(MoneyOutcome::Unasked), 1);
+    let tell = async |event: &str, amount: i64| {
+        let object = json!({"amount_refunded": amount, "currency": "cny", "payment_intent": "pi_1"});
+        assert_eq!(StandIn::tells(&app, event, "charge.refunded", &object).await, 200);
+    };
+    let told =
+        || (events(&app, "payment.refunded_elsewhere"), app.app.metrics.money.get(MoneyOutcome::Unasked));
+    tell("evt_part", PRICE - 1).await;
+    assert_eq!(told(), (1, 1));
+    let part = json!({"amount": PRICE - 1, "currency": "CNY"});
+    assert_eq!(only_payment(&app).await["back_elsewhere"], part);
+    assert_eq!(app.audited(&json!({})).await["clean"], true, "a part may be meant so");
+    tell("evt_all", PRICE).await;
+    tell("evt_all", PRICE).await;
+    assert_eq!(told(), (2, 2));
+    assert_eq!(order(&app.buyer("ann"), &id).await["state"], "paid", "the shop decides");
     assert_eq!(units(&app, &sale).await, [1, 0, 0, 1]);
+    let findings = app.audited(&json!({})).await["findings"].clone();
+    assert_eq!(findings[0]["kind"], "refunded_elsewhere", "{findings}");
+    assert_eq!(findings[0]["evidence"]["order_id"], json!(id));
+
+    refund(&app, &id, None, 200).await;
+    becomes(&app.buyer("ann"), &id, "refunded").await;
+    assert_eq!(stripe.asked("/v1/refunds").len(), 0, "it is back already");
+    eventually("the unit is back", async || units(&app, &sale).await == [1, 1, 0, 0]).await;
+    assert_eq!(app.audited(&json!({})).await["clean"], true);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -235,7 +235,7 @@ async fn many_calls_at_once_are_one_payment() {
 }
 
 /// A provider that takes every connection and never says a word.
-async fn silent() -> SocketAddr {
+pub(super) async fn silent() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
