@@ -14,7 +14,7 @@ use rules::id::SaleId;
 use rules::time::UnixMs;
 use rules::wire::Code;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, watch};
 use tokio::task::JoinSet;
 
 use crate::blast::LATENCY_US_MAX;
@@ -95,7 +95,8 @@ pub struct CrowdSettings {
     pub opens_in: Duration,
     /// Everybody comes before the opening to sign up, whenever the try is due.
     pub signs_up: bool,
-    /// Sockets at a time, of all buyers. At most half of them wait in long polls and streams.
+    /// Sockets at a time, of all buyers. At most half of them wait in long polls and streams; at most half of those are kept
+    /// open with the page.
     pub connections: usize,
     /// Tries per buyer who listens; each waits as told by the answer before.
     pub tries_max: u32,
@@ -165,7 +166,8 @@ impl Crowd {
         let signer = Signer::of(&settings.tokens);
         let scene = Scene {
             clock: Clock::start(),
-            pool: Pool::new(settings.addr, settings.timeouts, settings.connections),
+            pool: Arc::new(Pool::new(settings.addr, settings.timeouts, settings.connections)),
+            lines: Mutex::default(),
             progress: Arc::new(Progress::new()?),
             solvers: Semaphore::new(settings.solvers),
             called_off: watch::Sender::new(false),
@@ -314,6 +316,8 @@ pub struct Progress {
     pub(crate) gone: AtomicU64,
     pub(crate) calls: AtomicU64,
     pub(crate) late_passes: AtomicU64,
+    pub(crate) watchers: AtomicU64,
+    pub(crate) no_room: AtomicU64,
     pub(crate) in_time: AtomicU64,
     pub(crate) paid: AtomicU64,
     pub(crate) cancelled: AtomicU64,
@@ -348,6 +352,8 @@ impl Progress {
             gone: AtomicU64::default(),
             calls: AtomicU64::default(),
             late_passes: AtomicU64::default(),
+            watchers: AtomicU64::default(),
+            no_room: AtomicU64::default(),
             in_time: AtomicU64::default(),
             paid: AtomicU64::default(),
             cancelled: AtomicU64::default(),
@@ -383,6 +389,8 @@ impl Progress {
             gone: self.gone.load(Ordering::Relaxed),
             calls: self.calls.load(Ordering::Relaxed),
             late_passes: self.late_passes.load(Ordering::Relaxed),
+            watchers: self.watchers.load(Ordering::Relaxed),
+            no_room: self.no_room.load(Ordering::Relaxed),
             in_time: self.in_time.load(Ordering::Relaxed),
             paid: self.paid.load(Ordering::Relaxed),
             cancelled: self.cancelled.load(Ordering::Relaxed),
@@ -406,10 +414,10 @@ impl Progress {
     }
 
     pub(crate) fn count_try(&self, reply: &Reply) {
-        if reply.sent.saturating_duration_since(reply.asked) <= IN_TIME {
+        if reply.sent.saturating_duration_since(reply.possible) <= IN_TIME {
             count(&self.in_time);
         }
-        if reply.woke.saturating_duration_since(reply.asked) <= IN_TIME {
+        if reply.woke.saturating_duration_since(reply.possible) <= IN_TIME {
             count(&self.awake);
         }
         let mut latency = self.latency();
@@ -418,7 +426,7 @@ impl Progress {
         };
         record(|latency| &mut latency.click_us, reply.asked, reply.told);
         record(|latency| &mut latency.call_us, reply.sent, reply.told);
-        record(|latency| &mut latency.late_us, reply.asked, reply.woke);
+        record(|latency| &mut latency.late_us, reply.possible, reply.woke);
         record(|latency| &mut latency.queued_us, reply.woke, reply.sent);
     }
 
@@ -453,6 +461,12 @@ pub struct Snapshot {
     pub calls: u64,
     /// Buyers who had no pass yet at the moment they wanted to try.
     pub late_passes: u64,
+    /// Buyers who follow by a WebSocket or an event stream, which they open with the page.
+    #[serde(default)]
+    pub watchers: u64,
+    /// Of them, those for whom the crowd had no socket to spare that early: they open theirs once they have an order.
+    #[serde(default)]
+    pub no_room: u64,
     /// POSTs of orders that were sent when they were due, give or take [`IN_TIME`].
     pub in_time: u64,
     /// Buyers who saw their order paid.
@@ -473,7 +487,7 @@ pub struct Snapshot {
     pub solving_us: u64,
     /// Refused calls by code.
     pub refused: BTreeMap<String, u64>,
-    /// POSTs of orders from the moment they were due to the answer, every wait included.
+    /// POSTs of orders from the moment they were due to the answer, every wait included, also that for a late pass.
     pub click: Percentiles,
     /// POSTs of orders from the socket in hand to the answer.
     pub call: Percentiles,
@@ -516,7 +530,24 @@ pub(crate) struct Scene {
     /// Whether everybody is to go home.
     called_off: watch::Sender<bool>,
     pub signer: Option<Signer>,
-    pool: Pool,
+    pub pool: Arc<Pool>,
+    /// Sockets and streams that are open for somebody; each ends when its person no longer listens.
+    lines: Mutex<JoinSet<()>>,
+}
+
+/// When a call is due.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Due {
+    /// When the person wants to make it: its latency counts from there, whoever was late.
+    pub wanted: Instant,
+    /// The earliest moment at which it can be made: a try needs a pass. What comes after that is the crowd's own lateness.
+    pub possible: Instant,
+}
+
+impl From<Instant> for Due {
+    fn from(at: Instant) -> Self {
+        Self { wanted: at, possible: at }
+    }
 }
 
 /// Signs as the shop would.
@@ -572,6 +603,8 @@ impl std::fmt::Debug for Signer {
 pub(crate) struct Reply {
     /// When it was due.
     pub asked: Instant,
+    /// When it could be made, which may be later.
+    pub possible: Instant,
     /// When the crowd got round to it.
     pub woke: Instant,
     /// When a socket was free for it.
@@ -609,22 +642,23 @@ impl Scene {
 
     /// Asks for something that was due at `due`, which is now or a little ago: that is what its latency counts from,
     /// whoever was late.
-    pub async fn ask(&self, due: Instant, request: &Request<'_>) -> Reply {
+    pub async fn ask(&self, due: impl Into<Due>, request: &Request<'_>) -> Reply {
         // Boxed, here and below: only a call on its way takes the room of one, not everybody who sleeps.
-        Box::pin(self.call(due, request, self.settings.timeouts.answer)).await
+        Box::pin(self.call(due.into(), request, self.settings.timeouts.answer)).await
     }
 
     /// For long polls, which have only a share of the sockets, so that they cannot keep the others from trying.
     pub async fn ask_and_wait(&self, request: &Request<'_>, wait: Duration) -> Reply {
         let due = self.clock.instant();
         let _share = self.pool.waits.acquire().await;
-        Box::pin(self.call(due, request, self.settings.timeouts.answer + wait)).await
+        Box::pin(self.call(due.into(), request, self.settings.timeouts.answer + wait)).await
     }
 
-    /// Room for a socket that waits for news, from the share of those who wait.
-    pub async fn room_to_wait(&self) -> (Option<SemaphorePermit<'_>>, Option<SemaphorePermit<'_>>) {
-        let share = self.pool.waits.acquire().await.ok();
-        (share, self.pool.permits.acquire().await.ok())
+    /// Lets a socket or a stream be listened to beside its person.
+    pub fn listen(&self, line: impl Future<Output = ()> + Send + 'static) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        while lines.try_join_next().is_some() {}
+        lines.spawn(line);
     }
 
     /// Sends `percent` of a request's bytes and hangs up. Returns how many bytes that were.
@@ -637,7 +671,8 @@ impl Scene {
         Ok(bytes)
     }
 
-    async fn call(&self, asked: Instant, request: &Request<'_>, within: Duration) -> Reply {
+    async fn call(&self, due: Due, request: &Request<'_>, within: Duration) -> Reply {
+        let Due { wanted: asked, possible } = due;
         let woke = self.clock.instant();
         let (_permit, mut socket) = self.pool.take().await;
         let sent = self.clock.instant();
@@ -651,19 +686,28 @@ impl Scene {
         if result.is_ok() {
             count(&self.progress.calls);
         }
-        Reply { asked, woke, sent, told: self.clock.instant(), result }
+        Reply { asked, possible, woke, sent, told: self.clock.instant(), result }
     }
 }
 
 /// The crowd's sockets: thousands of buyers, a few hundred connections.
 #[derive(Debug)]
-struct Pool {
+pub(crate) struct Pool {
     addr: SocketAddr,
     timeouts: Timeouts,
-    permits: Semaphore,
-    waits: Semaphore,
+    permits: Arc<Semaphore>,
+    /// The share that may wait.
+    waits: Arc<Semaphore>,
+    /// Of it, the share that is kept open from the page on: the others must still be able to look.
+    pages: Arc<Semaphore>,
     /// The last one used is the first one taken: the rest may idle and close.
     free: Mutex<Vec<Socket>>,
+}
+
+/// Room for a socket that is none of the pool's; given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Room {
+    _held: [Option<OwnedSemaphorePermit>; 3],
 }
 
 #[derive(Debug)]
@@ -674,8 +718,24 @@ struct Socket {
 
 impl Pool {
     fn new(addr: SocketAddr, timeouts: Timeouts, connections: usize) -> Self {
-        let waits = Semaphore::new(connections.div_ceil(2));
-        Self { addr, timeouts, permits: Semaphore::new(connections), waits, free: Mutex::default() }
+        let share = |sockets| Arc::new(Semaphore::new(sockets));
+        let (permits, waits, pages) =
+            (share(connections), share(connections.div_ceil(2)), share(connections / 4));
+        Self { addr, timeouts, permits, waits, pages, free: Mutex::default() }
+    }
+
+    /// Room for a socket that waits for news, from the share of those who wait.
+    pub async fn room_to_wait(&self) -> Room {
+        let waits = Arc::clone(&self.waits).acquire_owned().await.ok();
+        let socket = Arc::clone(&self.permits).acquire_owned().await.ok();
+        Room { _held: [None, waits, socket] }
+    }
+
+    /// Room for a socket that is kept open from the page on, if there is any now.
+    pub fn room_for_a_page(&self) -> Option<Room> {
+        let now = |of: &Arc<Semaphore>| Arc::clone(of).try_acquire_owned().ok();
+        let held = [now(&self.pages)?, now(&self.waits)?, now(&self.permits)?];
+        Some(Room { _held: held.map(Some) })
     }
 
     /// Waits for room, then takes a socket. Dropped instead of given back, a socket is closed and makes room.
@@ -1056,6 +1116,62 @@ mod tests {
         assert_eq!((outcome.totals.tries, shop.orders()), (60, 3));
         assert!(refusals(&outcome, Code::NotOpen) > 0 && refusals(&outcome, Code::AlreadyOrdered) > 0);
         assert_eq!(told(&outcome, |what| matches!(what, What::Pass { .. })), 6);
+    }
+
+    #[tokio::test]
+    async fn volleys_go_out_at_their_times_while_the_shop_stalls() {
+        let shop = FakeShop::open(Manners { slow_tries: Duration::from_secs(3), ..Manners::default() });
+        let every = Duration::from_millis(100);
+        let bot = Kind { volleys: 5, every, jitter: Duration::ZERO, ..Kind::default() };
+        let outcome = run(CrowdSettings { mix: vec![bot], ..settings(&shop, 1) }).await;
+        assert_eq!((outcome.totals.tries, shop.tries_at_once_max(), shop.orders()), (5, 5, 1));
+        assert_eq!(winners(&outcome), 1);
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_a_late_pass_waits_since_the_click_was_due() {
+        let slow = Duration::from_millis(1_500);
+        let shop = FakeShop::open(Manners { slow_passes: slow, ..Manners::default() });
+        let mut settings = settings(&shop, 1);
+        settings.arrival.pages_ahead = Duration::from_millis(100);
+        settings.opens_in = Duration::from_millis(100);
+        let totals = run(settings).await.totals;
+        assert_eq!((totals.late_passes, totals.click.count), (1, 1));
+        // The page was opened less than 100 ms before the click.
+        assert!(totals.click.max_us >= 1_300_000, "{totals:?}");
+        assert!(totals.late.max_us < totals.click.max_us - 1_000_000, "{totals:?}");
+    }
+
+    /// Everybody has seconds for the page; the sale opens after that.
+    fn watchers(shop: &FakeShop, connections: usize) -> CrowdSettings {
+        let mut settings = settings(shop, 6);
+        settings.mix = vec![Kind { follow: crate::scenario::Follow::Websocket, ..human() }];
+        settings.opens_in = Duration::from_secs(3);
+        settings.arrival.pages_ahead = Duration::from_secs(20);
+        CrowdSettings { connections, ..settings }
+    }
+
+    #[tokio::test]
+    async fn watchers_open_their_sockets_with_the_page_and_are_told() {
+        let manners = Manners { pushes: true, opens_in: Duration::from_secs(3), ..Manners::default() };
+        // The share that is kept open with the page is a quarter: for all of them, and for two.
+        for (connections, kept_open) in [(32, 6), (8, 2)] {
+            let shop = FakeShop::open(manners);
+            let outcome = run(watchers(&shop, connections)).await;
+            let totals = &outcome.totals;
+            assert_eq!((winners(&outcome), totals.watchers), (6, 6), "{totals:?}");
+            let at_the_opening = u64::try_from(shop.watching_at_the_first_try()).unwrap();
+            assert_eq!((at_the_opening, totals.no_room), (kept_open, 6 - kept_open), "{totals:?}");
+            let decided =
+                |what: &What| matches!(what, What::Pushed { order } if order.state != State::Queued);
+            assert!(
+                outcome.histories.iter().all(|history| history.events.iter().any(|told| decided(&told.what)))
+            );
+            assert_eq!(told(&outcome, |what| matches!(what, What::Watching)), 6);
+            assert_eq!(told(&outcome, |what| matches!(what, What::NotPushed { .. })), 0);
+            let in_order = |history: &History| history.events.is_sorted_by_key(|told| told.told_us);
+            assert!(outcome.histories.iter().all(in_order), "{outcome:?}");
+        }
     }
 
     #[tokio::test]

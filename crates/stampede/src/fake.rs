@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::{SinkExt as _, StreamExt as _};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::{Request, Response};
@@ -22,7 +23,11 @@ use rules::wire::{
     QueueStats, SaleView, ServerTime, Stats,
 };
 use serde_json::{Value, json};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, broadcast};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::Role;
 
 use crate::clock::Clock;
 use crate::desk::{Address, Desk};
@@ -77,6 +82,16 @@ pub(crate) struct Manners {
     pub deaf: bool,
     /// Cannot list its orders.
     pub loses_books: bool,
+    /// Has a WebSocket, and decides an order at once.
+    pub pushes: bool,
+    /// Its WebSocket opens and says nothing of orders.
+    pub mute: bool,
+    /// Every pass takes this long.
+    pub slow_passes: Duration,
+    /// Every try takes this long.
+    pub slow_tries: Duration,
+    /// Gives money back that came in time.
+    pub refunds: bool,
     /// After so many answers nobody gets one any more.
     pub dies_after: u32,
 }
@@ -107,6 +122,11 @@ impl Default for Manners {
             hides: 0,
             deaf: false,
             loses_books: false,
+            pushes: false,
+            mute: false,
+            slow_passes: Duration::ZERO,
+            slow_tries: Duration::ZERO,
+            refunds: false,
             dies_after: u32::MAX,
         }
     }
@@ -166,6 +186,16 @@ impl FakeShop {
         self.shop.books().orders.len()
     }
 
+    /// WebSockets that were open when the first try came.
+    pub fn watching_at_the_first_try(&self) -> usize {
+        self.shop.watching_at_the_first_try.load(Ordering::Relaxed)
+    }
+
+    /// The most tries that were there at one moment.
+    pub fn tries_at_once_max(&self) -> u32 {
+        self.shop.tries_at_once_max.load(Ordering::Relaxed)
+    }
+
     /// Requests that have come so far.
     pub fn requests(&self) -> u32 {
         self.shop.requests.load(Ordering::Relaxed)
@@ -215,6 +245,7 @@ async fn serve(listener: std::net::TcpListener, shop: Arc<Shop>) {
             // Broken connections are part of the game.
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), service)
+                .with_upgrades()
                 .await;
         });
     }
@@ -232,6 +263,12 @@ struct Shop {
     tries: AtomicU32,
     passes: AtomicU32,
     requests: AtomicU32,
+    tries_at_once: AtomicU32,
+    tries_at_once_max: AtomicU32,
+    watching: AtomicUsize,
+    watching_at_the_first_try: AtomicUsize,
+    news: broadcast::Sender<(String, OrderView)>,
+    sockets: Mutex<tokio::task::JoinSet<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -256,6 +293,13 @@ enum Told {
     Break,
 }
 
+/// Takes so long. A try of somebody who hung up must not be dropped where nothing has to wait.
+async fn take(time: Duration) {
+    if !time.is_zero() {
+        tokio::time::sleep(time).await;
+    }
+}
+
 fn ok(value: impl serde::Serialize) -> Told {
     Told::Json(200, serde_json::to_value(value).unwrap())
 }
@@ -275,10 +319,22 @@ impl Shop {
             tries: AtomicU32::new(0),
             passes: AtomicU32::new(0),
             requests: AtomicU32::new(0),
+            tries_at_once: AtomicU32::new(0),
+            tries_at_once_max: AtomicU32::new(0),
+            watching: AtomicUsize::new(0),
+            watching_at_the_first_try: AtomicUsize::new(0),
+            news: broadcast::Sender::new(256),
+            sockets: Mutex::default(),
         }
     }
 
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> std::io::Result<Response<Full<Bytes>>> {
+    async fn answer(
+        self: Arc<Self>,
+        mut request: Request<Incoming>,
+    ) -> std::io::Result<Response<Full<Bytes>>> {
+        if request.uri().path() == "/api/v1/events" && (self.manners.pushes || self.manners.mute) {
+            return Ok(self.open_socket(&mut request));
+        }
         let (head, body) = request.into_parts();
         let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
         if let Some(stall) = self.manners.stall_once
@@ -307,8 +363,17 @@ impl Shop {
             ("GET", ["sales", _]) => ok(self.sale()),
             ("POST", ["sales", _, "registration"]) => self.register(buyer),
             ("POST", ["offers", offer, "challenge"]) => self.challenge(buyer, offer),
-            ("POST", ["offers", _, "pass"]) => self.pass(buyer, &body),
-            ("POST", ["offers", offer, "orders"]) => self.order(offer.parse().unwrap(), &body),
+            ("POST", ["offers", _, "pass"]) => {
+                take(self.manners.slow_passes).await;
+                self.pass(buyer, &body)
+            }
+            ("POST", ["offers", offer, "orders"]) => {
+                let at_once = self.tries_at_once.fetch_add(1, Ordering::Relaxed) + 1;
+                self.tries_at_once_max.fetch_max(at_once, Ordering::Relaxed);
+                take(self.manners.slow_tries).await;
+                self.tries_at_once.fetch_sub(1, Ordering::Relaxed);
+                self.order(offer.parse().unwrap(), &body)
+            }
             ("GET", ["orders", id]) => self.look(buyer, id.parse().unwrap()),
             ("POST", ["orders", id, "cancel"]) => self.cancel(id.parse().unwrap()),
             ("POST", ["orders", id, "payment"]) if self.manners.payments => {
@@ -333,6 +398,50 @@ impl Shop {
             response = response.header("retry-after", seconds);
         }
         Ok(response.body(Full::new(value.to_string().into())).unwrap())
+    }
+
+    fn open_socket(self: Arc<Self>, request: &mut Request<Incoming>) -> Response<Full<Bytes>> {
+        let accept = derive_accept_key(request.headers()["sec-websocket-key"].as_bytes());
+        let upgraded = hyper::upgrade::on(request);
+        let shop = Arc::clone(&self);
+        self.sockets.lock().unwrap().spawn(async move {
+            let stream = TokioIo::new(upgraded.await.unwrap());
+            let socket = WebSocketStream::from_raw_socket(stream, Role::Server, None).await;
+            shop.push(socket).await;
+        });
+        let response = Response::builder().status(101).header("connection", "upgrade");
+        let response = response.header("upgrade", "websocket").header("sec-websocket-accept", accept);
+        response.body(Full::default()).unwrap()
+    }
+
+    /// First what is there, then every change; or nothing at all.
+    async fn push(&self, mut socket: WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>) {
+        let Some(Ok(Message::Text(auth))) = socket.next().await else { return };
+        let auth: Value = serde_json::from_str(&auth).unwrap();
+        let buyer = who(&format!("Bearer {}", auth["token"].as_str().unwrap())).unwrap();
+        let mut news = self.news.subscribe();
+        self.watching.fetch_add(1, Ordering::Relaxed);
+        let mut frames = vec![json!({ "type": "ready" })];
+        let frame = |order: &OrderView| json!({ "type": "order", "order": order });
+        if !self.manners.mute {
+            let books = self.books();
+            let own = books.orders.values().filter(|order| order.buyer == buyer);
+            frames.extend(own.map(|order| frame(&order.view)));
+        }
+        loop {
+            for frame in frames.drain(..) {
+                if socket.send(Message::text(frame.to_string())).await.is_err() {
+                    return;
+                }
+            }
+            tokio::select! {
+                told = news.recv() => match told {
+                    Ok((of, view)) if of == buyer && !self.manners.mute => frames.push(frame(&view)),
+                    _ => {}
+                },
+                said = socket.next() => if !matches!(said, Some(Ok(_))) { return },
+            }
+        }
     }
 
     fn now(&self) -> UnixMs {
@@ -432,6 +541,9 @@ impl Shop {
         let (order, buyer) = request.pass.split_once('.').unwrap();
         let id: OrderId = order.parse().unwrap();
         let number = self.tries.fetch_add(1, Ordering::Relaxed);
+        if number == 0 {
+            self.watching_at_the_first_try.store(self.watching.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
         let Manners { busy_first, unsure_first, break_first, .. } = self.manners;
         if self.manners.deaf {
             return Told::Break;
@@ -469,7 +581,7 @@ impl Shop {
         if taken + quantity > self.manners.stock && !self.manners.oversells {
             return Told::Refused(Code::SoldOut, None);
         }
-        let view = OrderView {
+        let mut view = OrderView {
             id,
             sale_id: SaleId(1),
             offer_id: offer,
@@ -487,6 +599,10 @@ impl Shop {
             payment_id: None,
         };
         let told = Told::Json(202, serde_json::to_value(&view).unwrap());
+        if self.manners.pushes {
+            (view.state, view.seq) = (State::AwaitingPayment, 2);
+            let _ = self.news.send((buyer.into(), view.clone()));
+        }
         books.orders.insert(id, Order { buyer: buyer.into(), view, looks: 0 });
         told
     }
@@ -520,6 +636,9 @@ impl Shop {
         let order = books.orders.get_mut(&id).unwrap();
         if !self.manners.loses_money {
             (order.view.state, order.view.seq) = (State::Paid, order.view.seq + 1);
+        }
+        if self.manners.refunds {
+            (order.view.state, order.view.seq) = (State::Refunded, order.view.seq + 2);
         }
         ok(json!({}))
     }

@@ -104,6 +104,12 @@ pub enum What {
     Pushed {
         order: Seen,
     },
+    /// A WebSocket or an event stream was open, and the server knew who listens.
+    Watching,
+    /// Nothing about the order came over a socket that stayed open, although a look showed what had become of it.
+    NotPushed {
+        order: OrderId,
+    },
     /// The buyer cancelled and was shown the order after it.
     Cancelled {
         order: Seen,

@@ -18,11 +18,11 @@ use tokio::task::JoinSet;
 use crate::blast::thread_cpu;
 use crate::clock::micros;
 use crate::connection::{CallError, Request};
-use crate::crowd::{Heard, Reply, Scene, Tokens, count};
+use crate::crowd::{Due, Heard, Reply, Scene, Tokens, count};
 use crate::history::{
     BROKEN_OFF, Call, History, NO_ORDER, NO_PASS, OUR_OWN, Seen, Told, What, is_shedding, is_unsure,
 };
-use crate::push;
+use crate::push::{self, Line};
 use crate::scenario::{Ending, Fires, Follow, Kind, Loop, Register, Wanted, pick};
 
 /// How long to wait where the server does not say.
@@ -39,6 +39,8 @@ const POLL_EVERY: Duration = Duration::from_millis(500);
 const SOLVE_MS_MAX: u64 = 60_000;
 /// Spreads neighbouring numbers over the seeds.
 const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Clicks of one person that are on their way at a time. One that is due beyond this goes out late, and counts as such.
+const ON_THE_WAY_MAX: usize = 1_024;
 /// Nobody opens the page, or asks for the pass, later than this share of the time ahead: clicks are not that quick.
 const AHEAD_MIN: f64 = 0.1;
 
@@ -60,6 +62,7 @@ pub(crate) async fn live(scene: Arc<Scene>, number: u32) -> Person {
         let now = person.scene.clock.instant();
         person.note_at(now, now, What::GaveUp { why });
     }
+    push::close(&mut person);
     count(&person.scene.progress.gone);
     person
 }
@@ -95,6 +98,8 @@ pub(crate) struct Person {
     solving: Duration,
     /// A try is on its way.
     clicking: bool,
+    /// The socket or the stream by which news come, while it is open.
+    pub line: Option<Line>,
     pub choices: Choices,
     dice: Xoshiro256PlusPlus,
 }
@@ -188,6 +193,7 @@ impl Person {
             due: None,
             solving,
             clicking: false,
+            line: None,
             choices,
             dice,
         }
@@ -204,13 +210,14 @@ impl Person {
         self.log_in().await?;
         let page = self.read_sale().await?;
         self.read_time().await?;
+        push::open_with_the_page(self, self.kind().map_or(Follow::LongPoll, |kind| kind.follow));
         self.register(&page).await;
         let due = self.moment(&page);
         tokio::time::sleep_until(earlier(due, self.choices.pass_ahead).into()).await;
         let tickets = self.fetch_passes(&page).await?;
         self.forget_token();
-        let due = self.not_before_the_pass(due);
-        tokio::time::sleep_until(due.into()).await;
+        let due = self.due_with_the_pass(due);
+        tokio::time::sleep_until(due.possible.into()).await;
         match (self.choices.hang_up, tickets.first()) {
             (Some(percent), Some(ticket)) => Box::pin(self.hang_up(ticket, percent, due)).await,
             _ => Box::pin(self.buy(&tickets, due)).await,
@@ -234,18 +241,22 @@ impl Person {
         earlier(opening + self.choices.tries_after, self.kind().map_or(Duration::ZERO, |kind| kind.early))
     }
 
-    /// A try without a pass cannot be made: who got it late wants to try at once. Only as far as the shop was slow
-    /// with it; where this machine was, the try stays due when it was, and goes out late.
-    fn not_before_the_pass(&self, due: Instant) -> Instant {
-        let now = self.scene.clock.instant();
-        if self.scene.settings.arrival.paced == Loop::Closed {
-            return due.max(now);
-        }
+    /// A try without a pass cannot be made: who got it late clicks at once, and has waited since the click was due. As far as
+    /// the shop was slow with the pass, that is no lateness of the crowd; where this machine was, the try goes out late.
+    fn due_with_the_pass(&self, due: Instant) -> Due {
+        let (now, arrival) = (self.scene.clock.instant(), &self.scene.settings.arrival);
         let given_at = earlier(now, self.solving);
-        if given_at > due && !self.scene.settings.arrival.pages_ahead.is_zero() {
-            count(&self.scene.progress.late_passes);
+        match (arrival.paced, arrival.pages_ahead.is_zero()) {
+            (Loop::Closed, _) => due.max(now).into(),
+            // Whoever comes only at the opening cannot want to click before the pass is there.
+            (Loop::Open, true) => due.max(given_at).into(),
+            (Loop::Open, false) => {
+                if given_at > due {
+                    count(&self.scene.progress.late_passes);
+                }
+                Due { wanted: due, possible: due.max(given_at) }
+            }
         }
-        due.max(given_at)
     }
 
     /// Everybody is sent home. A try that is on its way may have happened, and nobody will hear.
@@ -418,14 +429,14 @@ impl Person {
         solved.ok_or_else(|| GaveUp(format!("{OUR_OWN}the proof of work was not found in time")))
     }
 
-    async fn buy(&mut self, tickets: &[Arc<Ticket>], due: Instant) -> Result<(), GaveUp> {
+    async fn buy(&mut self, tickets: &[Arc<Ticket>], due: Due) -> Result<(), GaveUp> {
         let (volleys, parallel) = self.kind().map_or((1, 1), |kind| (kind.volleys, kind.parallel));
         if volleys > 1 {
             return match self.fire(tickets, due).await {
                 Outcome::Order(seen) => self.follow(seen).await,
                 Outcome::Refused => Ok(()),
                 Outcome::Again(wait) => {
-                    self.try_patiently(tickets, 1, self.scene.clock.instant() + wait).await
+                    self.try_patiently(tickets, 1, (self.scene.clock.instant() + wait).into()).await
                 }
             };
         }
@@ -438,15 +449,15 @@ impl Person {
         &mut self,
         tickets: &[Arc<Ticket>],
         clicks: u32,
-        mut due: Instant,
+        mut due: Due,
     ) -> Result<(), GaveUp> {
         for number in 0..self.scene.settings.tries_max {
-            tokio::time::sleep_until(due.into()).await;
+            tokio::time::sleep_until(due.possible.into()).await;
             let clicks = if number == 0 { clicks } else { 1 };
             match self.volley(tickets, clicks, due).await {
                 Outcome::Order(seen) => return self.follow(seen).await,
                 Outcome::Refused => return Ok(()),
-                Outcome::Again(wait) => due = self.scene.clock.instant() + self.jittered(wait),
+                Outcome::Again(wait) => due = (self.scene.clock.instant() + self.jittered(wait)).into(),
             }
         }
         Err(GaveUp(self.why_not()))
@@ -462,49 +473,59 @@ impl Person {
         }
     }
 
-    /// Fires by its own clock, whatever it is told; a volley that comes late counts from when it was due.
-    async fn fire(&mut self, tickets: &[Arc<Ticket>], mut due: Instant) -> Outcome {
+    /// Fires by its own clock, whatever it is told and whether it is told anything: volleys go out at their times also
+    /// while those before them are on their way.
+    async fn fire(&mut self, tickets: &[Arc<Ticket>], mut due: Due) -> Outcome {
         let Some(Kind { volleys, every, parallel, .. }) = self.kind().cloned() else {
             return Outcome::Refused;
         };
-        let mut best = Outcome::Refused;
-        for number in 0..volleys {
-            tokio::time::sleep_until(due.into()).await;
-            let outcome = self.volley(tickets, parallel, due).await;
-            best = if number == 0 { outcome } else { later(best, outcome) };
-            due += every;
+        let mut clicks = Clicks::default();
+        for _ in 0..volleys {
+            self.hear_clicks(&mut clicks, Some(due.possible)).await;
+            clicks.send(&self.scene, tickets, parallel, due);
+            due = (due.possible + every).into();
         }
-        best
+        self.hear_clicks(&mut clicks, None).await;
+        clicks.best()
     }
 
     /// So many clicks at once, taking turns with the passes.
-    async fn volley(&mut self, tickets: &[Arc<Ticket>], clicks: u32, due: Instant) -> Outcome {
-        self.clicking = true;
-        let outcome = self.click_at_once(tickets, clicks, due).await;
-        self.clicking = false;
-        outcome
-    }
-
-    async fn click_at_once(&mut self, tickets: &[Arc<Ticket>], clicks: u32, due: Instant) -> Outcome {
+    async fn volley(&mut self, tickets: &[Arc<Ticket>], clicks: u32, due: Due) -> Outcome {
         if let (1, Some(ticket)) = (clicks, tickets.first()) {
+            self.clicking = true;
             let reply = click(&self.scene, ticket, due).await;
+            self.clicking = false;
             return self.hear_try(ticket, &reply);
         }
-        let mut clicking = JoinSet::new();
-        for (_, ticket) in (0..clicks).zip(tickets.iter().cycle()) {
-            let (scene, ticket) = (Arc::clone(&self.scene), Arc::clone(ticket));
-            clicking.spawn(async move {
-                let reply = click(&scene, &ticket, due).await;
-                (ticket, reply)
-            });
-        }
-        let mut best = None;
-        while let Some(clicked) = clicking.join_next().await {
-            let Ok((ticket, reply)) = clicked else { continue };
+        let mut sent = Clicks::default();
+        sent.send(&self.scene, tickets, clicks, due);
+        self.hear_clicks(&mut sent, None).await;
+        sent.best()
+    }
+
+    /// Hears the answers that come until then and until there is room for more clicks; without a time, all.
+    async fn hear_clicks(&mut self, clicks: &mut Clicks, until: Option<Instant>) {
+        loop {
+            self.clicking = !clicks.on_the_way.is_empty();
+            let until = until.filter(|_| clicks.on_the_way.len() < ON_THE_WAY_MAX);
+            if until.is_none() && clicks.on_the_way.is_empty() {
+                return;
+            }
+            let next = async {
+                match until {
+                    Some(until) => tokio::time::sleep_until(until.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let clicked = tokio::select! {
+                biased;
+                () = next => return,
+                clicked = clicks.on_the_way.join_next(), if !clicks.on_the_way.is_empty() => clicked,
+            };
+            let Some(Ok((volley, ticket, reply))) = clicked else { continue };
             let outcome = self.hear_try(&ticket, &reply);
-            best = Some(best.map_or(outcome, |best| better(best, outcome)));
+            clicks.keep(volley, outcome);
         }
-        best.unwrap_or(Outcome::Refused)
     }
 
     fn hear_try(&mut self, ticket: &Ticket, reply: &Reply) -> Outcome {
@@ -541,7 +562,13 @@ impl Person {
                 match push::follow(self, seen.id, how).await {
                     Some(seen) => Some(seen),
                     // A push is a hint: whoever misses one looks.
-                    None => self.watch(seen.id, Some(seen.seq), false).await?,
+                    None => {
+                        let looked = self.watch(seen.id, Some(seen.seq), false).await?;
+                        if looked.is_some() {
+                            push::listen_on(self, seen.id).await;
+                        }
+                        looked
+                    }
                 }
             }
             _ => Some(seen),
@@ -553,7 +580,8 @@ impl Person {
         Box::pin(self.end(won)).await
     }
 
-    async fn hang_up(&mut self, ticket: &Ticket, percent: u8, due: Instant) -> Result<(), GaveUp> {
+    async fn hang_up(&mut self, ticket: &Ticket, percent: u8, due: Due) -> Result<(), GaveUp> {
+        let due = due.wanted;
         count(&self.scene.progress.tries);
         let path = ticket.path();
         let request = Request::post(&path, None, &ticket.body);
@@ -741,6 +769,53 @@ impl Person {
         let (asked_us, told_us) = (self.scene.clock.us_at(asked), self.scene.clock.us_at(told));
         self.history.events.push(Told { asked_us, told_us, what });
     }
+
+    /// For what was heard beside other things, and is written down only now.
+    pub(crate) fn note_in_order(&mut self, asked: Instant, told: Instant, what: What) {
+        let (asked_us, told_us) = (self.scene.clock.us_at(asked), self.scene.clock.us_at(told));
+        let events = &mut self.history.events;
+        let place =
+            events.iter().rposition(|before| before.told_us <= told_us).map_or(0, |before| before + 1);
+        events.insert(place, Told { asked_us, told_us, what });
+    }
+}
+
+/// Clicks of one person that are on their way, and what came of those before.
+#[derive(Debug, Default)]
+struct Clicks {
+    on_the_way: JoinSet<(u32, Arc<Ticket>, Reply)>,
+    volleys: u32,
+    /// The newest volley that was answered, and the best of its answers.
+    best: Option<(u32, Outcome)>,
+}
+
+impl Clicks {
+    /// So many clicks at once. Each waits by itself for one of the crowd's sockets.
+    fn send(&mut self, scene: &Arc<Scene>, tickets: &[Arc<Ticket>], clicks: u32, due: Due) {
+        let volley = self.volleys;
+        self.volleys += 1;
+        for (_, ticket) in (0..clicks).zip(tickets.iter().cycle()) {
+            let (scene, ticket) = (Arc::clone(scene), Arc::clone(ticket));
+            self.on_the_way.spawn(async move {
+                let reply = click(&scene, &ticket, due).await;
+                (volley, ticket, reply)
+            });
+        }
+    }
+
+    /// An order stays, else the newest volley counts, so that "not open" is forgotten after "sold out".
+    fn keep(&mut self, volley: u32, outcome: Outcome) {
+        self.best = Some(match (self.best, outcome) {
+            (Some((before, best)), _) if before == volley => (volley, better(best, outcome)),
+            (Some((before, best @ Outcome::Order(_))), _) => (before, best),
+            (Some((before, best)), Outcome::Refused | Outcome::Again(_)) if before > volley => (before, best),
+            _ => (volley, outcome),
+        });
+    }
+
+    fn best(&self) -> Outcome {
+        self.best.map_or(Outcome::Refused, |(_, outcome)| outcome)
+    }
 }
 
 /// The solution, if there is one in time, and the CPU time it took.
@@ -761,7 +836,7 @@ pub(crate) fn send_home_while_clicking(mut person: Person) -> Person {
     person
 }
 
-async fn click(scene: &Scene, ticket: &Ticket, due: Instant) -> Reply {
+async fn click(scene: &Scene, ticket: &Ticket, due: Due) -> Reply {
     count(&scene.progress.tries);
     let path = ticket.path();
     // No bearer: the pass says who.
@@ -856,14 +931,6 @@ fn better(first: Outcome, second: Outcome) -> Outcome {
     }
 }
 
-/// Of two volleys: an order stays, else the newer answer counts, so that "not open" is forgotten after "sold out".
-const fn later(before: Outcome, now: Outcome) -> Outcome {
-    match before {
-        Outcome::Order(_) => before,
-        Outcome::Refused | Outcome::Again(_) => now,
-    }
-}
-
 pub(crate) fn read<'a, T: Deserialize<'a>>(heard: &'a Heard, what: &str) -> Result<T, GaveUp> {
     serde_json::from_slice(&heard.body).map_err(|error| GaveUp(format!("this is no {what}: {error}")))
 }
@@ -896,15 +963,18 @@ mod tests {
         // All of it was this machine's: the try is late by as much.
         person.solving = 3 * moment;
         let due = now - moment;
-        assert_eq!((person.not_before_the_pass(due), late_passes()), (due, 0));
+        let with_the_pass = person.due_with_the_pass(due);
+        assert_eq!((with_the_pass.wanted, with_the_pass.possible, late_passes()), (due, due, 0));
         // Half of it was the shop's.
         person.solving = moment;
         let due = now - 2 * moment;
-        let tries_at = person.not_before_the_pass(due);
-        assert!(tries_at > due && tries_at <= person.scene.clock.instant() - moment);
+        let Due { wanted, possible } = person.due_with_the_pass(due);
+        assert!(possible > due && possible <= person.scene.clock.instant() - moment);
+        // Whoever was slow, the buyer waits since the click was due.
+        assert_eq!(wanted, due);
         assert_eq!(late_passes(), 1);
         person.solving = Duration::ZERO;
-        assert!(person.not_before_the_pass(due) >= now);
+        assert!(person.due_with_the_pass(due).possible >= now);
         assert_eq!(late_passes(), 2);
     }
 }

@@ -1,17 +1,26 @@
 //! News about an order that come by themselves: over a WebSocket, or as server-sent events. A push is a hint; whoever
 //! misses one looks. It judges nothing and repeats nothing.
 
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, bail, ensure};
 use futures_util::{SinkExt as _, StreamExt as _};
-use rules::id::OrderId;
+use rules::id::{OrderId, SaleId};
 use rules::order::State;
 use rules::wire::OrderView;
 use serde::Deserialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
+use crate::clock::Clock;
+use crate::crowd::{Pool, Room, count};
 use crate::history::{Call, Seen, What};
 use crate::person::Person;
 use crate::scenario::Follow;
@@ -21,35 +30,142 @@ const STREAM_BYTES_MAX: usize = 256 << 10;
 /// Read at a time, in bytes.
 const READ_BYTES: usize = 4 << 10;
 
-/// Waits until the order is no longer queued. `None`: the news did not come, and the history says why.
+/// News of one line that may wait for its person: more than one buyer's orders of a night change.
+const NEWS_MAX: usize = 64;
+/// What is read of a WebSocket at a time, in bytes: there are many of them, and an order is small.
+const FRAME_READ_BYTES: usize = 4 << 10;
+/// How long a goodbye may take; one that is not heard changes nothing.
+const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
+/// Whoever looked and saw the order decided listens for so much longer before the push counts as missing.
+const LISTENS_ON_FOR: Duration = Duration::from_secs(5);
+
+/// A WebSocket or an event stream of one buyer. It is listened to beside the person, from the page on where the crowd has a
+/// socket to spare, and ends when the person no longer holds it.
+#[derive(Debug)]
+pub(crate) struct Line {
+    news: mpsc::Receiver<(Instant, News)>,
+    asked: Instant,
+    /// When the server knew who listens.
+    open_at: Option<Instant>,
+    /// Since the page, before the try.
+    from_the_page: bool,
+}
+
+#[derive(Debug)]
+enum News {
+    Open,
+    Order(Box<OrderView>),
+    Broken(String),
+}
+
+/// Opens the line that this person follows by, with the page. Nobody waits for it, neither for room nor until it is open.
+pub(crate) fn open_with_the_page(person: &mut Person, how: Follow) {
+    if !matches!(how, Follow::Websocket | Follow::Sse) {
+        return;
+    }
+    count(&person.scene.progress.watchers);
+    match person.scene.pool.room_for_a_page() {
+        Some(room) => person.line = Some(open(person, how, Some(room))),
+        None => count(&person.scene.progress.no_room),
+    }
+}
+
+/// Without room it waits for some.
+fn open(person: &mut Person, how: Follow, room: Option<Room>) -> Line {
+    let (sender, news) = mpsc::channel(NEWS_MAX);
+    let scene = Arc::clone(&person.scene);
+    let from_the_page = room.is_some();
+    let caller = Caller {
+        pool: Arc::clone(&scene.pool),
+        addr: scene.settings.addr,
+        host: scene.settings.host.clone(),
+        sale: scene.settings.sale,
+        token: person.token(),
+        clock: scene.clock,
+        opens_within: scene.settings.timeouts.connect + scene.settings.timeouts.answer,
+        news: sender,
+    };
+    scene.listen(caller.listen(how, room));
+    Line { news, asked: scene.clock.instant(), open_at: None, from_the_page }
+}
+
+/// Waits until the order is no longer queued. `None`: the news did not come, and whoever misses them looks.
 pub(crate) async fn follow(person: &mut Person, id: OrderId, how: Follow) -> Option<Seen> {
-    let patience = person.scene.settings.patience;
-    let asked = person.scene.clock.instant();
-    let waiting = async {
-        match how {
-            Follow::Sse => by_stream(person, id).await,
-            _ => by_websocket(person, id).await,
+    let give_up_at = person.scene.clock.instant() + person.scene.settings.patience;
+    let mut line = match person.line.take() {
+        Some(line) => line,
+        None => open(person, how, None),
+    };
+    loop {
+        match tokio::time::timeout_at(give_up_at.into(), line.news.recv()).await {
+            Ok(Some(news)) => {
+                let decided = hear(person, &mut line, news).filter(|seen| seen.id == id);
+                if decided.is_some() {
+                    return decided;
+                }
+            }
+            // What was cut is connected again, once.
+            Ok(None) if line.from_the_page => line = open(person, how, None),
+            Ok(None) => return None,
+            Err(_) => break,
         }
-    };
-    let waited = Box::pin(tokio::time::timeout(patience, waiting)).await;
-    let why = match waited {
-        Ok(Ok(seen)) => return Some(seen),
-        Ok(Err(error)) => format!("{error:#}"),
-        Err(_) => format!("no news in {} s", patience.as_secs()),
-    };
-    person.note(asked, What::Broken { call: Call::Push, pass: Some(id), why });
+    }
+    if line.open_at.is_some() {
+        person.line = Some(line);
+    } else {
+        let why = format!("no news in {} s", person.scene.settings.patience.as_secs());
+        person.note(line.asked, What::Broken { call: Call::Push, pass: Some(id), why });
+    }
     None
 }
 
-/// Notes an order that came, and says whether it is the one waited for and decided.
-fn hear(person: &mut Person, id: OrderId, view: &OrderView) -> Option<Seen> {
-    // A buyer with a past may have orders of other nights.
-    if view.sale_id != person.scene.settings.sale {
-        return None;
+/// The order has been seen decided by a look. Where the line is still open, it listens for a moment longer; then nothing
+/// will come.
+pub(crate) async fn listen_on(person: &mut Person, id: OrderId) {
+    let Some(mut line) = person.line.take() else { return };
+    let asked = person.scene.clock.instant();
+    let until = asked + LISTENS_ON_FOR.min(person.scene.settings.patience);
+    loop {
+        match tokio::time::timeout_at(until.into(), line.news.recv()).await {
+            Ok(Some(news)) => {
+                if hear(person, &mut line, news).is_some_and(|seen| seen.id == id) {
+                    return;
+                }
+            }
+            Ok(None) => return,
+            Err(_) => return person.note(asked, What::NotPushed { order: id }),
+        }
     }
-    let (seen, now) = (Seen::from(view), person.scene.clock.instant());
-    person.note_at(now, now, What::Pushed { order: seen });
-    (seen.id == id && seen.state != State::Queued).then_some(seen)
+}
+
+/// Closes the line, if there is one. What has come over it is written down.
+pub(crate) fn close(person: &mut Person) {
+    let Some(mut line) = person.line.take() else { return };
+    while let Ok(news) = line.news.try_recv() {
+        hear(person, &mut line, news);
+    }
+}
+
+/// Writes the news down. Returns the order that came, if it is decided. It may have been sent at any time since the line was
+/// open, so that is when it counts as asked for.
+fn hear(person: &mut Person, line: &mut Line, (at, news): (Instant, News)) -> Option<Seen> {
+    let asked = line.open_at.unwrap_or(line.asked);
+    match news {
+        News::Open => {
+            line.open_at = Some(at);
+            person.note_in_order(asked, at, What::Watching);
+            None
+        }
+        News::Order(view) => {
+            let order = Seen::from(&*view);
+            person.note_in_order(asked, at, What::Pushed { order });
+            (order.state != State::Queued).then_some(order)
+        }
+        News::Broken(why) => {
+            person.note_in_order(asked, at, What::Broken { call: Call::Push, pass: None, why });
+            None
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -59,51 +175,114 @@ enum Frame {
     Order { order: Box<OrderView> },
 }
 
-async fn by_websocket(person: &mut Person, id: OrderId) -> anyhow::Result<Seen> {
-    let scene = std::sync::Arc::clone(&person.scene);
-    let _room = scene.room_to_wait().await;
-    let stream = TcpStream::connect(scene.settings.addr).await.context("could not connect")?;
-    let request = format!("ws://{}/api/v1/events", scene.settings.host).into_client_request()?;
-    let (mut socket, _) = tokio_tungstenite::client_async(request, stream).await.context("no WebSocket")?;
-    let token = person.token().context("no token")?;
-    let auth = serde_json::json!({ "type": "auth", "token": &*token }).to_string();
-    socket.send(Message::text(auth)).await?;
-    while let Some(message) = socket.next().await {
-        match message? {
-            Message::Text(text) => {
-                if let Frame::Order { order } = serde_json::from_str(&text).context("this is no news")?
-                    && let Some(seen) = hear(person, id, &order)
-                {
-                    // A goodbye that is not heard changes nothing.
-                    let _ = socket.close(None).await;
-                    return Ok(seen);
-                }
-            }
-            Message::Close(frame) => bail!("closed with {}", frame.map_or(1005, |frame| frame.code.into())),
-            Message::Binary(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
-        }
-    }
-    bail!("the socket closed without a word")
+/// Who listens to a line, and tells its person.
+struct Caller {
+    pool: Arc<Pool>,
+    addr: SocketAddr,
+    host: String,
+    sale: SaleId,
+    token: Option<Arc<str>>,
+    clock: Clock,
+    /// How long the line may take to open.
+    opens_within: Duration,
+    news: mpsc::Sender<(Instant, News)>,
 }
 
-async fn by_stream(person: &mut Person, id: OrderId) -> anyhow::Result<Seen> {
-    let scene = std::sync::Arc::clone(&person.scene);
-    let _room = scene.room_to_wait().await;
-    let mut stream = TcpStream::connect(scene.settings.addr).await.context("could not connect")?;
-    let token = person.token().context("no token")?;
-    let request = format!(
-        "GET /api/v1/events HTTP/1.1\r\nhost: {}\r\naccept: text/event-stream\r\nauthorization: Bearer {token}\r\n\r\n",
-        scene.settings.host
-    );
-    stream.write_all(request.as_bytes()).await?;
-    let mut events = Events::open(&mut stream).await?;
-    loop {
-        for data in events.next(&mut stream).await? {
-            let view: OrderView = serde_json::from_str(&data).context("this is no news")?;
-            if let Some(seen) = hear(person, id, &view) {
-                return Ok(seen);
+impl Caller {
+    async fn listen(self, how: Follow, room: Option<Room>) {
+        let room = async {
+            match room {
+                Some(room) => room,
+                None => self.pool.room_to_wait().await,
+            }
+        };
+        let _room = tokio::select! {
+            room = room => room,
+            () = self.news.closed() => return,
+        };
+        let cut = match how {
+            Follow::Sse => self.by_stream().await,
+            _ => self.by_websocket().await,
+        };
+        if let Err(error) = cut {
+            self.tell(News::Broken(format!("{error:#}"))).await;
+        }
+    }
+
+    /// Whether somebody still listens.
+    async fn tell(&self, news: News) -> bool {
+        self.news.send((self.clock.instant(), news)).await.is_ok()
+    }
+
+    /// A buyer with a past may have orders of other nights.
+    async fn tell_of(&self, order: Box<OrderView>) -> bool {
+        order.sale_id != self.sale || self.tell(News::Order(order)).await
+    }
+
+    async fn by_websocket(&self) -> anyhow::Result<()> {
+        let mut socket = tokio::time::timeout(self.opens_within, self.open_websocket())
+            .await
+            .context("the WebSocket did not open in time")??;
+        loop {
+            let message = tokio::select! {
+                message = socket.next() => message.context("the socket closed without a word")??,
+                () = self.news.closed() => {
+                    let _ = tokio::time::timeout(GOODBYE_WITHIN, socket.close(None)).await;
+                    return Ok(());
+                }
+            };
+            match message {
+                Message::Text(text) => {
+                    match serde_json::from_str(&text).context("this is no news")? {
+                        Frame::Ready => self.tell(News::Open).await,
+                        Frame::Order { order } => self.tell_of(order).await,
+                    };
+                }
+                Message::Close(frame) => {
+                    bail!("closed with {}", frame.map_or(1005, |frame| frame.code.into()))
+                }
+                Message::Binary(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
             }
         }
+    }
+
+    async fn open_websocket(&self) -> anyhow::Result<WebSocketStream<TcpStream>> {
+        let stream = TcpStream::connect(self.addr).await.context("could not connect")?;
+        let request = format!("ws://{}/api/v1/events", self.host).into_client_request()?;
+        let config = WebSocketConfig::default().read_buffer_size(FRAME_READ_BYTES);
+        let opened = tokio_tungstenite::client_async_with_config(request, stream, Some(config)).await;
+        let (mut socket, _) = opened.context("no WebSocket")?;
+        let token = self.token.as_deref().context("no token")?;
+        let auth = serde_json::json!({ "type": "auth", "token": token }).to_string();
+        socket.send(Message::text(auth)).await?;
+        Ok(socket)
+    }
+
+    async fn by_stream(&self) -> anyhow::Result<()> {
+        let (mut stream, mut events) = tokio::time::timeout(self.opens_within, self.open_stream())
+            .await
+            .context("the event stream did not open in time")??;
+        self.tell(News::Open).await;
+        loop {
+            let data = tokio::select! {
+                data = events.next(&mut stream) => data?,
+                () = self.news.closed() => return Ok(()),
+            };
+            for data in data {
+                self.tell_of(serde_json::from_str(&data).context("this is no news")?).await;
+            }
+        }
+    }
+
+    async fn open_stream(&self) -> anyhow::Result<(TcpStream, Events)> {
+        let mut stream = TcpStream::connect(self.addr).await.context("could not connect")?;
+        let (host, token) = (&self.host, self.token.as_deref().context("no token")?);
+        let request = format!(
+            "GET /api/v1/events HTTP/1.1\r\nhost: {host}\r\naccept: text/event-stream\r\nauthorization: Bearer {token}\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await?;
+        let events = Events::open(&mut stream).await?;
+        Ok((stream, events))
     }
 }
 

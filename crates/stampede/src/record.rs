@@ -273,6 +273,7 @@ impl Record {
                 offered: totals.late.count,
                 achieved: totals.in_time,
                 awake: totals.awake,
+                late_passes: totals.late_passes,
             },
             conditions: report::Conditions {
                 cores: self.facts.cores,

@@ -1,14 +1,18 @@
 //! A rehearsal in words: does it hold, where does it saturate, how long would the stock last, what to change. A pure
 //! function of the night's facts; it asks nobody.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use rules::wire::Code;
+use rules::id::OfferId;
+use rules::order::State;
+use rules::time::UnixMs;
+use rules::wire::{Code, OfferStats};
 use serde::Serialize;
 
 use crate::clock::micros;
 use crate::crowd::{IN_TIME_PERCENT_MIN, Snapshot};
-use crate::history::{BROKEN_OFF, Call, Told, What, is_an_answer, is_our_own, was_shed};
+use crate::history::{BROKEN_OFF, Call, Seen, Told, What, is_an_answer, is_our_own, was_shed};
 use crate::record::{Part, Record};
 use crate::words::{many, span, span_us, thousands};
 
@@ -23,6 +27,8 @@ const NOTICED: Duration = Duration::from_millis(250);
 /// Peaks are counted over a second, in steps of this, in microseconds.
 const STEP_US: u64 = 100_000;
 const STEPS_PER_S: usize = 10;
+/// Offers that are named in the sentence about the stock; the JSON has all.
+const OFFERS_SHOWN_MAX: usize = 5;
 
 /// The answer in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -48,12 +54,23 @@ pub struct Rehearsal {
     pub at_least_per_s: u64,
     /// Where it saturates; `None`: beyond what was offered.
     pub saturates_at_per_s: Option<u64>,
-    /// From the opening to the last unit; `None`: it did not and would not sell out.
+    /// From the opening until nothing was left of any offer; `None`: not all of them did or would sell out.
     pub sells_out_within_ms: Option<u64>,
+    /// The same, offer by offer.
+    pub offers: Vec<OfferLasts>,
     /// The answer, in sentences.
     pub sentences: Vec<String>,
     /// What to change, each with the name of the setting.
     pub changes: Vec<String>,
+}
+
+/// How long the stock of one offer lasts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OfferLasts {
+    pub offer: OfferId,
+    pub name: String,
+    /// From the opening to the first moment at which all units were taken; `None`: it did not and would not sell out.
+    pub sells_out_within_ms: Option<u64>,
 }
 
 impl Rehearsal {
@@ -62,7 +79,7 @@ impl Rehearsal {
     pub fn of(record: &Record, violations: usize) -> Self {
         let load = Load::of(record);
         let troubles = load.troubles();
-        let sells_out = sells_out(record);
+        let lasting = Lasting::of(record);
         let broken_off = record.facts.missing.iter().find(|missing| missing.part == Part::End);
         let breaks = violations > 0 || broken_off.is_some() || troubles.iter().any(|trouble| trouble.breaks);
         let answer = match load.doubt() {
@@ -82,9 +99,13 @@ impl Rehearsal {
             sentences.push(load.rates());
         }
         sentences.extend(troubles.iter().map(|trouble| trouble.sentence.clone()));
-        sentences.push(sells_out.sentence());
-        let mut changes: Vec<String> = troubles.into_iter().map(|trouble| trouble.change).collect();
-        changes.dedup();
+        sentences.push(lasting.sentence());
+        let mut changes: Vec<String> = Vec::new();
+        for Trouble { change, .. } in troubles {
+            if !changes.contains(&change) {
+                changes.push(change);
+            }
+        }
         if changes.is_empty() && answer == Answer::Holds {
             changes.push("Nothing has to change.".to_owned());
         } else if changes.is_empty() {
@@ -93,8 +114,9 @@ impl Rehearsal {
         let saturates_at_per_s = load.is_saturated().then_some(load.served_per_s);
         let Load { offered_per_s, answered_per_s, served_per_s: at_least_per_s, .. } = load;
         let holds = answer == Answer::Holds;
-        let sells_out_within_ms =
-            sells_out.within().map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        let offers = lasting.offers();
+        let within: Option<Vec<u64>> = offers.iter().map(|offer| offer.sells_out_within_ms).collect();
+        let sells_out_within_ms = within.and_then(|all| all.into_iter().max());
         Self {
             answer,
             holds,
@@ -103,6 +125,7 @@ impl Rehearsal {
             at_least_per_s,
             saturates_at_per_s,
             sells_out_within_ms,
+            offers,
             sentences,
             changes,
         }
@@ -118,9 +141,16 @@ impl Rehearsal {
     }
 }
 
-/// The way out where the server says "busy".
+/// The way out where the server says "busy" and answers the others in time.
 const MORE_ROOM: &str = "Raise `limits.in_flight` and `queue.capacity` if memory allows, or let fewer come at once: a \
                          `challenge` spreads the passes.";
+
+/// The way out where answers come late: to take in more would make them later still.
+const SOONER: &str = "Give the server more cores (`edge_threads`), or lower `limits.in_flight`, so that too much is told \
+                      \"busy\" at once instead of late.";
+/// The way out where less in flight is no help.
+const FEWER: &str = "Give the server more cores (`edge_threads`), or let fewer come at once: a `challenge` spreads the \
+                     passes.";
 
 /// Something that stood in the way, and the way out.
 struct Trouble {
@@ -233,6 +263,16 @@ impl Load {
             || (behind && self.totals.click.p99_us > micros(NOTICED) && !self.too_few(self.totals.awake))
     }
 
+    /// Whether those who were answered waited too long, and not for the crowd itself.
+    fn is_slow(&self) -> bool {
+        self.totals.click.p99_us > micros(ANSWER_WITHIN) && self.doubt().is_none()
+    }
+
+    /// Late answers and none come before "busy": more in flight would only make them later.
+    fn way_out_of_busy(&self) -> &'static str {
+        if self.timeouts > 0 || self.is_slow() { FEWER } else { MORE_ROOM }
+    }
+
     fn refused(&self, code: Code) -> u64 {
         self.totals.refused.get(code.as_str()).copied().unwrap_or(0)
     }
@@ -341,7 +381,7 @@ impl Load {
             troubles.push(Trouble {
                 breaks: self.too_many(self.shed),
                 sentence: format!("{} told to come later until they gave up.", were(self.shed, "buyer")),
-                change: MORE_ROOM.to_owned(),
+                change: self.way_out_of_busy().to_owned(),
             });
         }
         let busy = self.refused(Code::Busy);
@@ -349,7 +389,7 @@ impl Load {
             troubles.push(Trouble {
                 breaks: self.too_many(busy),
                 sentence: format!("{} told \"busy\" and had to come again.", were(busy, "call")),
-                change: MORE_ROOM.to_owned(),
+                change: self.way_out_of_busy().to_owned(),
             });
         }
         let too_fast = self.refused(Code::TooFast);
@@ -377,13 +417,11 @@ impl Load {
             troubles.push(Trouble {
                 breaks: self.too_many(self.timeouts),
                 sentence: format!("{} not answered in time.", were(self.timeouts, "try")),
-                change: "Lower `limits.in_flight`, so that too much is told at once instead of late; or give the server \
-                         more cores (`edge_threads`)."
-                    .to_owned(),
+                change: SOONER.to_owned(),
             });
         }
         let click = self.totals.click;
-        if click.p99_us > micros(ANSWER_WITHIN) && self.doubt().is_none() {
+        if self.is_slow() {
             troubles.push(Trouble {
                 breaks: true,
                 sentence: format!(
@@ -391,18 +429,14 @@ impl Load {
                     span_us(click.p99_us),
                     span_us(click.p50_us)
                 ),
-                change: "Give the server more cores (`edge_threads`), or lower `limits.in_flight` so that it says \"busy\" \
-                         sooner."
-                    .to_owned(),
+                change: SOONER.to_owned(),
             });
         }
         if self.is_saturated() && self.doubt().is_none() {
             troubles.push(Trouble {
                 breaks: true,
                 sentence: "More tries came than it could answer.".to_owned(),
-                change: "Give the server more cores (`edge_threads`), or let fewer come at once: a `challenge` spreads the \
-                         passes."
-                    .to_owned(),
+                change: FEWER.to_owned(),
             });
         }
         let Snapshot { late_passes, .. } = self.totals;
@@ -457,7 +491,8 @@ fn had(buyers: u64) -> String {
     many(buyers, "buyer") + " had"
 }
 
-/// How long the stock lasts.
+/// How long the stock of one offer lasts.
+#[derive(Clone, Copy, Debug)]
 enum SellsOut {
     Did(Duration),
     Would(Duration),
@@ -466,37 +501,159 @@ enum SellsOut {
         units: u64,
         free: u64,
     },
-    /// The operator was not asked, or nothing was sold.
+    /// Nothing was sold.
     Unknown,
 }
 
-fn sells_out(record: &Record) -> SellsOut {
-    let Some(after) = &record.facts.after else { return SellsOut::Unknown };
-    let sum =
-        |of: fn(&rules::wire::OfferStats) -> u32| after.offers.iter().map(|offer| u64::from(of(offer))).sum();
-    let (stock, free): (u64, u64) = (sum(|offer| offer.stock), sum(|offer| offer.free));
-    let orders = record.outcome.histories.iter().flat_map(crate::history::History::orders);
-    let made = |order: crate::history::Seen| record.facts.opens_at.ms_until(order.created_at);
-    let Some(last_ms) = orders.map(made).max() else { return SellsOut::Unknown };
-    let last = Duration::from_millis(last_ms);
-    let sold_out = record.facts.totals.refused.contains_key(Code::SoldOut.as_str());
-    match free {
-        0 => SellsOut::Did(last),
-        // Units came back after all had been taken.
-        _ if sold_out => SellsOut::Did(last),
-        // Everybody who came got one: the rest would need more people, at the pace of these.
-        _ if record.facts.totals.won >= record.facts.totals.passes => {
-            SellsOut::TooMuch { units: stock, free }
+/// What became of the stock of every offer.
+struct Lasting {
+    /// By the operator's numbers. Empty: nobody has them.
+    offers: Vec<(OfferId, String, SellsOut)>,
+}
+
+/// What the buyers know of one offer. Times are milliseconds since the opening.
+#[derive(Debug, Default)]
+struct Demand {
+    /// Buyers who wanted it.
+    came: u64,
+    /// Of them, those who got it, for a while at least.
+    got: u64,
+    /// Units that were taken (+) and given back (-).
+    moves: Vec<(u64, i64)>,
+    /// When the newest order was made.
+    last_ms: Option<u64>,
+    /// When somebody first heard that it is sold out.
+    sold_out_ms: Option<u64>,
+}
+
+impl Demand {
+    fn of(record: &Record) -> BTreeMap<OfferId, Self> {
+        let mut demands: BTreeMap<OfferId, Self> = BTreeMap::new();
+        for history in &record.outcome.histories {
+            let (mut wanted, mut got) = (BTreeSet::new(), BTreeSet::new());
+            for told in &history.events {
+                match &told.what {
+                    What::Pass { offer, .. } => drop(wanted.insert(*offer)),
+                    What::Refused { offer: Some(offer), code, .. } => {
+                        wanted.insert(*offer);
+                        if code == Code::SoldOut.as_str() {
+                            let at_ms = heard_ms(record, told);
+                            let first = &mut demands.entry(*offer).or_default().sold_out_ms;
+                            *first = Some(first.map_or(at_ms, |first| first.min(at_ms)));
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            for order in history.orders().into_iter().filter(|order| order.state != State::Refused) {
+                got.insert(order.offer);
+                demands.entry(order.offer).or_default().count(&order, record.facts.opens_at);
+            }
+            wanted.extend(&got);
+            wanted.iter().for_each(|offer| demands.entry(*offer).or_default().came += 1);
+            got.iter().for_each(|offer| demands.entry(*offer).or_default().got += 1);
         }
-        _ => {
-            let taken = u32::try_from(stock.saturating_sub(free)).unwrap_or(u32::MAX).max(1);
-            let stock = u32::try_from(stock).unwrap_or(u32::MAX);
-            SellsOut::Would(last.mul_f64(f64::from(stock) / f64::from(taken)))
+        demands
+    }
+
+    fn count(&mut self, order: &Seen, opens_at: UnixMs) {
+        let (made_ms, units) = (opens_at.ms_until(order.created_at), i64::from(order.quantity));
+        self.moves.push((made_ms, units));
+        self.last_ms = self.last_ms.max(Some(made_ms));
+        if let Some(closed_at) = order.closed_at.filter(|_| !order.is_live()) {
+            self.moves.push((opens_at.ms_until(closed_at), -units));
+        }
+    }
+
+    /// The most units that were taken at one moment, and the first moment at which that many or `enough` were.
+    fn most_taken(&mut self, enough: u64) -> (u64, u64) {
+        // What came back in the same millisecond was there to be taken.
+        self.moves.sort_unstable();
+        let (mut taken, mut most, mut since_ms) = (0_i64, 0_u64, 0);
+        for (at_ms, units) in &self.moves {
+            taken += units;
+            let now = u64::try_from(taken).unwrap_or(0);
+            if now > most && most < enough {
+                (most, since_ms) = (now, *at_ms);
+            }
+        }
+        (most, since_ms)
+    }
+}
+
+/// When something was told, by the server's clock and since the opening.
+fn heard_ms(record: &Record, told: &Told) -> u64 {
+    let ms = i64::try_from(told.told_us / 1_000).unwrap_or(i64::MAX);
+    let at = record.facts.started_at.plus_ms(record.facts.offset_ms).plus_ms(ms);
+    record.facts.opens_at.ms_until(at)
+}
+
+impl Lasting {
+    fn of(record: &Record) -> Self {
+        let mut demands = Demand::of(record);
+        let offer = |stats: &OfferStats| {
+            let id = stats.offer_id;
+            let known = record.facts.offers.iter().find(|offer| offer.id == id);
+            let name = known.map_or_else(|| id.to_string(), |offer| offer.name.clone());
+            (id, name, SellsOut::of(stats, demands.remove(&id).unwrap_or_default()))
+        };
+        let after = record.facts.after.as_ref();
+        Self { offers: after.map_or(Vec::new(), |after| after.offers.iter().map(offer).collect()) }
+    }
+
+    fn offers(&self) -> Vec<OfferLasts> {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let lasts = |(offer, name, end): &(OfferId, String, SellsOut)| OfferLasts {
+            offer: *offer,
+            name: name.clone(),
+            sells_out_within_ms: end.within().map(ms),
+        };
+        self.offers.iter().map(lasts).collect()
+    }
+
+    fn sentence(&self) -> String {
+        match self.offers.as_slice() {
+            [] => "The operator's numbers are missing, so nobody can say when it sells out.".to_owned(),
+            [(_, _, end)] => end.sentence(),
+            offers if offers.iter().all(|(_, _, end)| matches!(end, SellsOut::Unknown)) => {
+                SellsOut::Unknown.sentence()
+            }
+            offers => {
+                let shown = offers.iter().take(OFFERS_SHOWN_MAX);
+                let mut parts: Vec<String> = shown.map(|(_, name, end)| end.of_offer(name)).collect();
+                let rest: Vec<_> = offers.iter().skip(OFFERS_SHOWN_MAX).collect();
+                if !rest.is_empty() {
+                    let number = |count| u64::try_from(count).unwrap_or(u64::MAX);
+                    let sold = rest.iter().filter(|(_, _, end)| end.within().is_some()).count();
+                    let (sold, rest) = (thousands(number(sold)), many(number(rest.len()), "more offer"));
+                    parts.push(format!("of {rest}, {sold} would sell out"));
+                }
+                format!("{}.", parts.join("; "))
+            }
         }
     }
 }
 
 impl SellsOut {
+    fn of(stats: &OfferStats, mut demand: Demand) -> Self {
+        let (stock, free) = (u64::from(stats.stock), u64::from(stats.free));
+        let (most, since_ms) = demand.most_taken(stock);
+        let did = Duration::from_millis;
+        match (demand.sold_out_ms, demand.last_ms) {
+            (_, None) => Self::Unknown,
+            _ if most >= stock => Self::Did(did(since_ms)),
+            // All were taken, some of them by orders that no buyer has seen.
+            (Some(told_ms), _) => Self::Did(did(told_ms)),
+            (None, Some(last_ms)) if free == 0 => Self::Did(did(last_ms)),
+            // Everybody who came got one: the rest would need more people, at the pace of these.
+            _ if demand.got >= demand.came => Self::TooMuch { units: stock, free },
+            _ => {
+                let part = |units: u64| f64::from(u32::try_from(units).unwrap_or(u32::MAX).max(1));
+                Self::Would(did(since_ms).mul_f64(part(stock) / part(most)))
+            }
+        }
+    }
+
     const fn within(&self) -> Option<Duration> {
         match self {
             Self::Did(time) | Self::Would(time) => Some(*time),
@@ -508,16 +665,28 @@ impl SellsOut {
         match self {
             Self::Did(time) => format!("It sells out {} after the opening.", span(*time)),
             Self::Would(time) => format!("At this pace it would sell out {} after the opening.", span(*time)),
-            Self::TooMuch { units, free } => {
-                let units = many(*units, "unit");
-                format!(
-                    "It does not sell out: everybody got one, and {} of {units} are left.",
-                    thousands(*free)
-                )
-            }
+            Self::TooMuch { units, free } => format!("It does not sell out: {}.", left_over(*units, *free)),
             Self::Unknown => "Nothing was sold, so nobody can say when it sells out.".to_owned(),
         }
     }
+
+    /// As a part of a sentence about several offers.
+    fn of_offer(&self, name: &str) -> String {
+        match self {
+            Self::Did(time) => format!("`{name}` sells out {} after the opening", span(*time)),
+            Self::Would(time) => {
+                format!("`{name}` would sell out {} after the opening at this pace", span(*time))
+            }
+            Self::TooMuch { units, free } => {
+                format!("`{name}` does not sell out: {}", left_over(*units, *free))
+            }
+            Self::Unknown => format!("nothing was sold of `{name}`"),
+        }
+    }
+}
+
+fn left_over(units: u64, free: u64) -> String {
+    format!("everybody got one, and {} of {} are left", thousands(free), many(units, "unit"))
 }
 
 /// Events per tenth of a second.
@@ -546,18 +715,15 @@ impl Steps {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
-    use rules::id::{OfferId, OrderId, SaleId};
-    use rules::order::State;
+    use rules::id::{OrderId, SaleId};
+    use rules::order::Reason;
     use rules::sale::{Phase, SaleState};
-    use rules::time::UnixMs;
-    use rules::wire::{Funnel, OfferStats, QueueStats, Stats};
+    use rules::wire::{Funnel, QueueStats, Stats};
 
     use super::*;
     use crate::crowd::{Outcome, Percentiles};
-    use crate::history::{History, Seen, Told};
-    use crate::record::Facts;
+    use crate::history::History;
+    use crate::record::{Facts, OfferFacts};
 
     const OPENS_AT: UnixMs = UnixMs(1_800_000_000_000);
 
@@ -822,10 +988,20 @@ mod tests {
         assert!(said.changes.iter().any(|change| change.contains("edge_threads")), "{said:?}");
     }
 
+    /// What the losers were told instead of "sold out".
+    fn tell_losers(night: &mut Record, other: Code) {
+        night.facts.totals.refused.clear();
+        for told in night.outcome.histories.iter_mut().flat_map(|history| &mut history.events) {
+            if let What::Refused { code, .. } = &mut told.what {
+                *code = other.as_str().to_owned();
+            }
+        }
+    }
+
     #[test]
     fn stock_that_lasts_is_said_and_predicted() {
         let said = change(|night| {
-            night.facts.totals.refused.clear();
+            tell_losers(night, Code::TooFast);
             let offer = &mut night.facts.after.as_mut().unwrap().offers[0];
             (offer.stock, offer.free) = (20, 10);
         });
@@ -835,15 +1011,128 @@ mod tests {
             "{said:?}"
         );
         let said = change(|night| {
-            night.facts.totals.refused.clear();
-            night.facts.totals.won = 100;
-            night.facts.after.as_mut().unwrap().offers[0].free = 3;
+            night.outcome.histories.retain(|history| !history.orders().is_empty());
+            let offer = &mut night.facts.after.as_mut().unwrap().offers[0];
+            (offer.stock, offer.free) = (13, 3);
         });
         assert!(
-            said.sentences.last().unwrap().contains("everybody got one, and 3 of 10 units are left"),
+            said.sentences.last().unwrap().contains("everybody got one, and 3 of 13 units are left"),
             "{said:?}"
         );
         let said = change(|night| night.outcome.histories.clear());
         assert!(said.sentences.last().unwrap().starts_with("Nothing was sold"), "{said:?}");
+        let said = change(|night| night.facts.after = None);
+        assert!(said.sentences.last().unwrap().starts_with("The operator's numbers"), "{said:?}");
+    }
+
+    fn order_of(buyer: &mut History) -> &mut Seen {
+        match &mut buyer.events[0].what {
+            What::Order { order, .. } => order,
+            other => panic!("no order is shown by {other:?}"),
+        }
+    }
+
+    /// A second offer with so many units; buyers from this number on came for it, and whoever was refused got one, too.
+    fn second_offer(night: &mut Record, stock: u32, from: usize) {
+        let name = |id, name: &str| OfferFacts { id, name: name.to_owned(), stock: None };
+        night.facts.offers = vec![name(OfferId(1), "A"), name(OfferId(2), "B")];
+        let mut sold = 0;
+        for (number, buyer) in night.outcome.histories.iter_mut().enumerate().skip(from) {
+            *buyer = history(0, 0);
+            let order = order_of(buyer);
+            (order.id, order.offer) = (OrderId(u128::try_from(1_000 + number).unwrap()), OfferId(2));
+            order.created_at = OPENS_AT.plus_ms(5_000);
+            sold += 1;
+        }
+        let free = stock - sold;
+        let offer = OfferStats { offer_id: OfferId(2), stock, free, held: sold, sold: 0, returning: 0 };
+        night.facts.after.as_mut().unwrap().offers.push(offer);
+    }
+
+    #[test]
+    fn each_offer_sells_out_by_itself() {
+        // Somebody was told "sold out", of the other offer; the newest order is of the one that does not.
+        let said = change(|night| second_offer(night, 30, 95));
+        assert_eq!(
+            said.sentences.last().unwrap(),
+            "`A` sells out 900 ms after the opening; `B` does not sell out: everybody got one, and 25 of 30 units are left."
+        );
+        let within: Vec<_> = said.offers.iter().map(|offer| offer.sells_out_within_ms).collect();
+        assert_eq!((said.sells_out_within_ms, within), (None, vec![Some(900), None]));
+        let said = change(|night| second_offer(night, 5, 95));
+        assert_eq!(
+            said.sentences.last().unwrap(),
+            "`A` sells out 900 ms after the opening; `B` sells out 5.0 s after the opening."
+        );
+        assert_eq!(said.sells_out_within_ms, Some(5_000));
+        let said = change(|night| {
+            second_offer(night, 30, 95);
+            let after = night.facts.after.as_mut().unwrap();
+            let more = (3..=9).map(|id| OfferStats { offer_id: OfferId(id), ..after.offers[1] });
+            after.offers.extend(more.collect::<Vec<_>>());
+        });
+        assert!(
+            said.sentences.last().unwrap().ends_with("; of 4 more offers, 0 would sell out."),
+            "{said:?}"
+        );
+    }
+
+    #[test]
+    fn units_that_come_back_do_not_move_the_moment_it_was_sold_out() {
+        // Half of the winners gave theirs back: some units found others much later, some nobody.
+        let give_back = |night: &mut Record| {
+            for number in [0, 10, 20, 30, 40] {
+                let order = order_of(&mut night.outcome.histories[number]);
+                (order.state, order.reason) = (State::Closed, Some(Reason::Cancelled));
+                order.closed_at = Some(OPENS_AT.plus_ms(3_000));
+            }
+            let mut late = history(0, 7_000_000);
+            let order = order_of(&mut late);
+            (order.id, order.created_at) = (OrderId(500), OPENS_AT.plus_ms(7_000));
+            night.outcome.histories.push(late);
+            night.facts.after.as_mut().unwrap().offers[0].free = 4;
+        };
+        let said = change(give_back);
+        assert_eq!(said.sells_out_within_ms, Some(900));
+        assert_eq!(said.sentences.last().unwrap(), "It sells out 900 ms after the opening.");
+        // They came back before all were taken, and nobody heard "sold out": it never was.
+        let said = change(|night| {
+            give_back(night);
+            tell_losers(night, Code::Busy);
+            for number in [0, 10, 20, 30, 40] {
+                order_of(&mut night.outcome.histories[number]).closed_at = Some(OPENS_AT.plus_ms(450));
+            }
+        });
+        assert!(said.sentences.last().unwrap().starts_with("At this pace it would sell out"), "{said:?}");
+    }
+
+    #[test]
+    fn advice_does_not_contradict_itself() {
+        type Trouble = (&'static str, fn(&mut Record));
+        let troubles: &[Trouble] = &[
+            ("busy", |night| tell(night, "busy", 50)),
+            ("shed", |night| give_up(night, "no order: busy")),
+            ("timeouts", |night| night.outcome.histories.push(broken_tries("no answer in time"))),
+            ("slow", |night| night.facts.totals.click.p99_us = 9_000_000),
+            ("saturated", slow_down),
+            ("late passes", |night| night.facts.totals.late_passes = 50),
+        ];
+        for mask in 1_u32..1 << troubles.len() {
+            let chosen: Vec<&Trouble> =
+                (0..).zip(troubles).filter(|(bit, _)| (mask >> bit) & 1 == 1).map(|(_, one)| one).collect();
+            let said = change(|night| chosen.iter().for_each(|(_, falsify)| falsify(night)));
+            let names: Vec<_> = chosen.iter().map(|(name, _)| *name).collect();
+            let advises =
+                |words: &str| said.changes.iter().any(|change| change.to_lowercase().contains(words));
+            let (raise, lower) = (advises("raise `limits.in_flight`"), advises("lower `limits.in_flight`"));
+            assert!(!(raise && lower), "{names:?}: {:#?}", said.changes);
+            // Late answers beat "busy".
+            let is_late = ["timeouts", "slow", "saturated"].iter().any(|name| names.contains(name));
+            assert!(!is_late || (lower && !raise), "{names:?}: {:#?}", said.changes);
+            let mut once = said.changes.clone();
+            once.sort();
+            once.dedup();
+            assert_eq!(once.len(), said.changes.len(), "{names:?}: {:#?}", said.changes);
+        }
     }
 }

@@ -41,6 +41,16 @@ pub struct Scenario {
     pub mix: Vec<Kind>,
 }
 
+impl Scenario {
+    /// From the opening until the last try that has a timetable is due.
+    #[must_use]
+    pub fn lasts(&self) -> Duration {
+        let volleys = |kind: &Kind| kind.every.saturating_mul(kind.volleys.saturating_sub(1));
+        let slowest = self.mix.iter().map(|kind| kind.jitter.saturating_add(volleys(kind))).max();
+        self.arrival.within.saturating_add(slowest.unwrap_or_default())
+    }
+}
+
 const fn patience() -> Duration {
     PATIENCE
 }
@@ -447,6 +457,34 @@ mod tests {
         for curve in [Curve::Spike, Curve::Ramp, Curve::Constant] {
             assert!(curve.at(0.0).abs() < 1e-9 && (curve.at(1.0) - 1.0).abs() < 1e-9, "{curve:?}");
         }
+    }
+
+    /// The text of docs/stampede.md between this line and the next fence.
+    fn of_the_page(fence: &str) -> &'static str {
+        let page = include_str!("../../../docs/stampede.md");
+        page.split_once(fence).and_then(|(_, rest)| rest.split_once("```")).unwrap().0
+    }
+
+    #[test]
+    fn the_scenario_of_the_page_is_read_and_names_every_key() {
+        let text = of_the_page("```toml\n");
+        let scenario = parse(text).unwrap();
+        let all = toml::Value::try_from(&scenario).unwrap();
+        let keys = |value: &toml::Value| value.as_table().unwrap().keys().cloned().collect::<Vec<_>>();
+        for key in [keys(&all), keys(&all["arrival"]), keys(&all["person"][0])].concat() {
+            assert!(text.contains(&key), "`{key}` is not in docs/stampede.md");
+        }
+        // What is said to be the default is.
+        let plain: Kind = toml::from_str("").unwrap();
+        assert_eq!((&scenario.mix[0], scenario.arrival), (&plain, Arrival::default()));
+        assert_eq!((scenario.wanted, scenario.patience), (Wanted::default(), PATIENCE));
+    }
+
+    #[test]
+    fn a_night_lasts_until_the_last_volley() {
+        let text = "title = \"t\"\n[arrival]\nwithin = \"20m\"\n[[person]]\njitter = \"1s\"\n[[person]]\njitter = \"0s\"\n\
+                    volleys = 11\nevery = \"6s\"\n";
+        assert_eq!(parse(text).unwrap().lasts(), Duration::from_secs(21 * 60));
     }
 
     #[test]

@@ -246,6 +246,7 @@ impl Summary {
         self.buyers_text(&mut lines);
         lines.push(String::new());
         lines.push(self.latency_text());
+        lines.extend(self.late_passes_text());
         lines.push(format!(
             "  {}",
             dim.on("since each click was due; the crowd may share the shop's processors")
@@ -306,6 +307,13 @@ impl Summary {
         )
     }
 
+    /// The wait for a late pass is part of the time to the answer, and the reason for it must not be guessed.
+    fn late_passes_text(&self) -> Option<String> {
+        let late = self.totals.late_passes;
+        let buyers = many(late, "buyer");
+        (late > 0).then(|| format!("  {buyers} had no pass yet when the click was due, and waited for it"))
+    }
+
     fn promise_text(&self, promise: Promise, lines: &mut Vec<String>) {
         let broken = self.broken(promise);
         if broken.is_empty() {
@@ -318,7 +326,8 @@ impl Summary {
         lines.push(format!("  {} {:<24} NOT KEPT", Paint::red().on("✗"), promise.words()));
         lines.extend(broken.iter().take(FINDINGS_SHOWN_MAX).map(|sentence| format!("      {sentence}")));
         if let Some(more) = broken.len().checked_sub(FINDINGS_SHOWN_MAX).filter(|more| *more > 0) {
-            lines.push(format!("      and {} more", thousands(u64::try_from(more).unwrap_or(u64::MAX))));
+            let more = thousands(u64::try_from(more).unwrap_or(u64::MAX));
+            lines.push(format!("      and {more} more; --json names all of them"));
         }
     }
 
@@ -351,6 +360,7 @@ impl Summary {
             "refused": self.totals.refused,
             "order_call_us": us(call),
             "click_to_answer_us": us(click),
+            "late_passes": self.totals.late_passes,
             "sold_within_ms": u64::try_from(self.sold_within.as_millis()).unwrap_or(u64::MAX),
             "elapsed_ms": u64::try_from(self.elapsed.as_millis()).unwrap_or(u64::MAX),
             "kept": self.kept(),

@@ -8,13 +8,15 @@ use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use serde_json::{Value, json};
 
 use super::Exit;
+use crate::crowd::Snapshot;
+use crate::history::{Call, Told, What};
 use crate::record::{Missing, Part, Record};
 use crate::rehearsal::Rehearsal;
 use crate::report;
 use crate::say;
 use crate::summary::Summary;
 use crate::verdict::{Finding, judge};
-use crate::words::{many, span};
+use crate::words::{many, span, thousands};
 
 /// Where the answers go.
 #[derive(Debug, Args)]
@@ -103,6 +105,28 @@ impl Judged {
                 "{wanted} wanted to pay late; the deadline is beyond their patience, so they did not. Raise `patience` in \
                  the scenario above the sale's `pay_within_s`, or lower that."
             ));
+        }
+        notes.extend(self.watchers());
+        notes
+    }
+
+    /// What the watchers' sockets did not do.
+    fn watchers(&self) -> Vec<String> {
+        let Snapshot { watchers, no_room, .. } = self.record.facts.totals;
+        let mut notes = Vec::new();
+        if no_room > 0 {
+            let (no_room, watchers) = (thousands(no_room), many(watchers, "watcher"));
+            notes.push(format!(
+                "{no_room} of {watchers} found no socket to keep open with the page and opened one after their try; a quarter of \
+                 --connections is for that."
+            ));
+        }
+        let cut = |told: &Told| matches!(told.what, What::Broken { call: Call::Push, .. });
+        let lost = self.record.outcome.histories.iter().filter(|history| history.events.iter().any(cut));
+        let lost = u64::try_from(lost.count()).unwrap_or(u64::MAX);
+        if lost > 0 {
+            let lost = many(lost, "watcher");
+            notes.push(format!("{lost} got no socket or lost it, and looked instead; the history says why."));
         }
         notes
     }

@@ -15,6 +15,7 @@ use crate::desk::Desk;
 use crate::record::Record;
 use crate::rehearsal::Rehearsal;
 use crate::say;
+use crate::scenario::Scenario;
 use crate::visit::Visit;
 use crate::words::{parse_time, span};
 
@@ -98,8 +99,8 @@ impl Rehearse {
         let offset_ms = operator.offset_ms(clock).await?;
         let ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
         let opens_at = clock.now().plus_ms(offset_ms).plus_ms(ms(open_in));
-        let within = self.crowd.within.unwrap_or_default();
-        let copy = operator.publish_copy(&sale, opens_at, opens_at.plus_ms(ms(within + OPEN_FOR))).await?;
+        let closes_at = opens_at.plus_ms(ms(stays_open(&visit.scenario.scenario)));
+        let copy = operator.publish_copy(&sale, opens_at, closes_at).await?;
         if !self.output.is_silent() {
             let opens = span(open_in);
             say::answer(&format!(
@@ -151,6 +152,11 @@ async fn interrupted() -> anyhow::Error {
     }
 }
 
+/// As long as the scenario lasts, wherever it says so.
+fn stays_open(scenario: &Scenario) -> Duration {
+    scenario.lasts().saturating_add(OPEN_FOR)
+}
+
 fn time_to_open(buyers: u32) -> Duration {
     let seconds = u64::from(buyers).saturating_mul(CALLS_BEFORE.into()).div_ceil(CALLS_PER_S.into());
     OPENS_IN_MIN + Duration::from_secs(seconds)
@@ -164,5 +170,12 @@ mod tests {
     fn a_big_crowd_gets_more_time_to_come() {
         assert_eq!(time_to_open(10), Duration::from_secs(6));
         assert_eq!(time_to_open(200_000), Duration::from_secs(105));
+    }
+
+    #[test]
+    fn the_copy_is_open_for_as_long_as_the_scenario_lasts() {
+        let text = "title = \"t\"\n[arrival]\nwithin = \"120m\"\n[[person]]\njitter = \"0s\"\n";
+        let scenario = crate::scenario::parse(text).unwrap();
+        assert_eq!(stays_open(&scenario), Duration::from_secs(2 * 3_600) + OPEN_FOR);
     }
 }

@@ -151,7 +151,8 @@ pub(super) fn exchange(what: &What) -> Option<Exchange<'_>> {
         What::HungUp { .. } => {
             Exchange { timed: false, ..plain(Kind::Order, Answer::Refused, 0, "buyer_hung_up") }
         }
-        What::GaveUp { .. } => return None,
+        What::Watching => Exchange { timed: false, ..plain(Kind::Follow, Answer::Follow, 200, "watching") },
+        What::GaveUp { .. } | What::NotPushed { .. } => return None,
     };
     Some(exchange)
 }

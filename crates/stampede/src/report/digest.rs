@@ -246,7 +246,7 @@ impl Buyer {
                     refused_us = Some(told.told_us);
                 }
                 What::Looked { .. } | What::Refused { .. } | What::Broken { .. } => {}
-                What::Pushed { .. } | What::Cancelled { .. } => {}
+                What::Watching | What::NotPushed { .. } | What::Pushed { .. } | What::Cancelled { .. } => {}
                 What::Payment { .. } | What::Paid { .. } | What::NoPayment { .. } => {}
                 What::GaveUp { .. } => refused_us = None,
             }
@@ -300,6 +300,8 @@ impl Buyer {
         }
         let last = history.events.iter().rev().find_map(|told| match &told.what {
             What::Refused { code, .. } => Some(code.replace('_', " ")),
+            // A push is a hint: who lost it has the answer that came before.
+            What::Broken { call: Call::Push, .. } => None,
             What::Broken { .. } => Some("no answer".into()),
             What::HungUp { .. } => Some("hung up".into()),
             What::GaveUp { why } => Some(why.clone()),
@@ -308,6 +310,8 @@ impl Buyer {
             | What::Registered
             | What::Pass { .. }
             | What::Order { .. }
+            | What::Watching
+            | What::NotPushed { .. }
             | What::Pushed { .. }
             | What::Cancelled { .. }
             | What::Payment { .. }

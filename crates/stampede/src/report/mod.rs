@@ -112,6 +112,8 @@ pub struct Generator {
     pub achieved: u64,
     /// Tries that the crowd got round to in their time, with or without a free socket.
     pub awake: u64,
+    /// Buyers who had no pass yet when their click was due: the shop's slowness, not the crowd's.
+    pub late_passes: u64,
 }
 
 impl Generator {
@@ -144,7 +146,8 @@ pub fn json(input: &Input<'_>) -> Value {
         Verdict::Judged(findings) => (Some(findings.is_empty()), findings, None),
         Verdict::NotJudged(why) => (None, [].as_slice(), Some(why)),
     };
-    let Generator { lateness, cpu, requests, tries, solving, offered, achieved, awake } = input.generator;
+    let Generator { lateness, cpu, requests, tries, solving, offered, achieved, awake, late_passes } =
+        input.generator;
     let cpu_us = micros(cpu);
     json!({
         "sale": input.sale,
@@ -167,6 +170,7 @@ pub fn json(input: &Input<'_>) -> Value {
             "offered": offered,
             "achieved": achieved,
             "awake": awake,
+            "late_passes": late_passes,
         },
         "conditions": {
             "cores": input.conditions.cores,

@@ -447,6 +447,8 @@ fn trust(out: &mut String, input: &Input<'_>) {
         },
     );
     fact(out, "late by", &late);
+    let late_passes = count(generator.late_passes, "buyer");
+    fact(out, "had no pass yet when the click was due; the wait counts", &late_passes);
     let cpu_us = crate::clock::micros(generator.cpu);
     fact(
         out,

@@ -92,6 +92,7 @@ impl Run {
                 offered: buyers,
                 achieved: buyers - buyers / 1_000,
                 awake: buyers,
+                late_passes: 7,
             },
             conditions: Conditions { cores: 2, kernel: "Linux 6.1.0 x86_64", more: &self.more },
             command: "stampede run --url http://127.0.0.1:8080 --sale 01k9zq3v8g7m4x2r5w6t0n1pbc --scenario spike --buyers 20000 --within 10s --report out.html",
@@ -628,6 +629,11 @@ fn a_crowd_that_could_not_keep_up_is_said() {
     assert!(page(949, 949).contains("the crowd was the bottleneck"));
     // Who waits for a socket of a slow server waits for the server.
     assert!(page(949, 950).contains("waited for a free socket"));
+    // And who waits for a pass waits for the shop.
+    assert!(
+        page(950, 950)
+            .contains("had no pass yet when the click was due; the wait counts</th><td>7\u{a0}buyers")
+    );
 }
 
 #[test]

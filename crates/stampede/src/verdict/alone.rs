@@ -16,6 +16,10 @@ use crate::history::{Call, History, Seen, Told, What};
 /// How far a buyer's idea of the server's clock may be off before it is held against the server, in milliseconds.
 pub(super) const CLOCK_MARGIN_MS: i64 = 1_000;
 
+/// How long money may be on its way from the provider to the shop before its deadline is held against the shop, in
+/// milliseconds.
+const MONEY_MARGIN_MS: i64 = 10_000;
+
 pub(super) fn judge(history: &History, evidence: &Evidence<'_>, findings: &mut Vec<Finding>) {
     if history.events.iter().any(|told| told.told_us < told.asked_us) {
         findings.push(Finding::DamagedHistory { buyer: history.buyer.clone() });
@@ -23,7 +27,7 @@ pub(super) fn judge(history: &History, evidence: &Evidence<'_>, findings: &mut V
     Answers::new(history, evidence.started_at).judge(findings);
     judge_orders(history, !evidence.broken_off, findings);
     judge_blocks(history, findings);
-    judge_money(history, findings);
+    judge_money(history, evidence, findings);
 }
 
 /// What was told so far, while going through the answers one by one.
@@ -204,7 +208,7 @@ fn judge_blocks(history: &History, findings: &mut Vec<Finding>) {
     findings.extend(gone.into_iter().map(|order| Finding::Gone { buyer: buyer(), order }));
 }
 
-fn judge_money(history: &History, findings: &mut Vec<Finding>) {
+fn judge_money(history: &History, evidence: &Evidence<'_>, findings: &mut Vec<Finding>) {
     let buyer = || history.buyer.clone();
     let mut payments: BTreeMap<OrderId, &str> = BTreeMap::new();
     let mut paid: BTreeSet<OrderId> = BTreeSet::new();
@@ -221,7 +225,7 @@ fn judge_money(history: &History, findings: &mut Vec<Finding>) {
             }
             What::Paid { order, late, .. } => {
                 paid.insert(*order);
-                findings.extend(paid_in_vain(history, *order, *late));
+                findings.extend(paid_in_vain(history, evidence, told, *order).filter(|_| !late));
             }
             What::Broken { call: Call::Sandbox, pass: Some(order), .. }
             | What::Refused { call: Call::Sandbox, pass: Some(order), .. } => {
@@ -240,15 +244,27 @@ fn judge_money(history: &History, findings: &mut Vec<Finding>) {
     findings.extend(by_nobody.map(|order| Finding::PaidByNobody { buyer: buyer(), order: order.id }));
 }
 
-/// Late money may find no unit and go back; money in time may not.
-fn paid_in_vain(history: &History, order: OrderId, late: bool) -> Option<Finding> {
+/// Late money may find no unit and go back; money in time may not, unless somebody else may have sent it back.
+fn paid_in_vain(history: &History, evidence: &Evidence<'_>, paid: &Told, order: OrderId) -> Option<Finding> {
     let state = last_look(history, order)??.state;
-    let in_vain = matches!(state, State::Queued | State::AwaitingPayment | State::Closed | State::Refused);
-    (in_vain && !late).then(|| Finding::PaidInVain {
-        buyer: history.buyer.clone(),
-        order,
-        state: state.as_str(),
-    })
+    let in_vain = match state {
+        State::Queued | State::AwaitingPayment => true,
+        State::Closed | State::Refused => in_time(history, evidence, paid, order),
+        State::Refunding | State::Refunded | State::RefundFailed => {
+            evidence.alone_since.is_some() && in_time(history, evidence, paid, order)
+        }
+        State::Paid => false,
+    };
+    in_vain.then(|| Finding::PaidInVain { buyer: history.buyer.clone(), order, state: state.as_str() })
+}
+
+/// Whether the money was certainly there before the order's deadline.
+fn in_time(history: &History, evidence: &Evidence<'_>, paid: &Told, order: OrderId) -> bool {
+    let shown = history.seen().filter(|(_, seen)| seen.id == order);
+    let Some(pay_by) = shown.filter_map(|(_, seen)| seen.pay_by).last() else { return true };
+    let (Some(started_at), Some(offset_ms)) = (evidence.started_at, offset_ms(history)) else { return true };
+    let ms = i64::try_from(paid.told_us / 1_000).unwrap_or(i64::MAX);
+    started_at.plus_ms(offset_ms).plus_ms(ms).plus_ms(MONEY_MARGIN_MS) <= pay_by
 }
 
 /// What the last look found; `None`: nobody looked, or nobody could.

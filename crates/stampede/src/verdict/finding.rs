@@ -72,6 +72,11 @@ pub enum Finding {
     // Everybody gets an answer, and it stays.
     #[error("{} home without an answer, one of them because: {why}.", went(*buyers))]
     NoAnswer { buyers: u64, why: String },
+    #[error(
+        "{buyers} of {} kept a socket open and never heard over it what became of their order.",
+        many(*watchers, "watcher")
+    )]
+    NeverPushed { buyers: u64, watchers: u64 },
     #[error("Buyer {buyer} was told of order {order}, and now it is gone.")]
     Gone { buyer: String, order: OrderId },
     #[error("Buyer {buyer} was told of order {order}, and nobody could look at it in the end.")]
@@ -204,6 +209,7 @@ impl Finding {
             | Self::BlockedByOtherOffer { .. }
             | Self::OtherOwner { .. } => Promise::OneOrderPerBuyer,
             Self::NoAnswer { .. }
+            | Self::NeverPushed { .. }
             | Self::Gone { .. }
             | Self::NotSeenAgain { .. }
             | Self::NotInTheBooks { .. }

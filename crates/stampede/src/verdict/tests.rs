@@ -282,6 +282,11 @@ const LIES: &[Lie] = lies! {
     the_books_name_another_owner: |case| case.books[0].buyer = "zoe".into() => Finding::OtherOwner { .. },
     the_books_do_not_have_it: |case| drop(case.books.remove(0)) => Finding::NotInTheBooks { .. },
     the_books_say_otherwise: |case| case.books[0].order.state = State::Paid => Finding::BooksDisagree { .. },
+    a_socket_that_says_nothing: |case| {
+        tell(case, 0, What::Watching);
+        tell(case, 1, What::Watching);
+        tell(case, 1, What::NotPushed { order: OrderId(11) });
+    } => Finding::NeverPushed { buyers: 1, watchers: 2 },
     an_order_that_is_gone: |case| told(case, 0)[5].what = What::Looked { id: OrderId(10), found: None, last: true } => Finding::Gone { .. },
     an_order_nobody_could_look_at: |case| drop(told(case, 0).pop()) => Finding::NotSeenAgain { .. },
     queued_for_ever: |case| {
@@ -356,6 +361,16 @@ const LIES: &[Lie] = lies! {
         closed.reason = Some(Reason::Timeout);
         tell(case, 0, What::Looked { id: OrderId(10), found: Some(closed), last: true });
     } => Finding::PaidInVain { state: "closed", .. },
+    paid_in_time_and_given_back: |case| {
+        paid(case, false);
+        tell(case, 0, looked(10, State::Refunded, 5, true));
+    } => Finding::PaidInVain { state: "refunded", .. },
+    paid_long_before_the_deadline_and_given_back: |case| {
+        paid(case, false);
+        let mut back = seen(10, State::Refunding, 4);
+        back.pay_by = Some(OPENS_AT.plus_s(900));
+        tell(case, 0, What::Looked { id: OrderId(10), found: Some(back), last: true });
+    } => Finding::PaidInVain { state: "refunding", .. },
     paid_by_nobody: |case| {
         for position in [4, 5] { show(&mut told(case, 0)[position], |order| (order.state, order.seq) = (State::Paid, 3)); }
     } => Finding::PaidByNobody { .. },
@@ -402,6 +417,19 @@ fn honest_nights_are_clean() {
             tell(case, 0, What::Looked { id: OrderId(10), found: Some(closed), last: true });
             (case.after, case.books[0].order.seq) = (stats(1, 1), 3);
             case.books[0].order.state = State::Closed;
+        }),
+        ("a socket was cut, and the watcher looked", |case| {
+            tell(case, 0, What::Watching);
+            let (call, why) = (Call::Push, "closed with 1001".to_owned());
+            tell(case, 0, What::Broken { call, pass: None, why });
+        }),
+        ("money came so close to the deadline that it was late", |case| {
+            paid(case, false);
+            let mut back = seen(10, State::Refunded, 5);
+            back.pay_by = Some(OPENS_AT.plus_s(1));
+            tell(case, 0, What::Looked { id: OrderId(10), found: Some(back), last: true });
+            (case.after, case.books[0].order.seq) = (stats(1, 1), 5);
+            case.books[0].order.state = State::Refunded;
         }),
         ("paid, told twice, paid once", |case| {
             paid(case, false);
@@ -488,6 +516,15 @@ fn honest_nights_are_clean() {
         let findings = found(&case);
         assert!(findings.is_empty(), "{name}: {findings:#?}");
     }
+}
+
+#[test]
+fn in_company_somebody_else_may_have_given_the_money_back() {
+    let mut case = clean();
+    paid(&mut case, false);
+    tell(&mut case, 0, looked(10, State::Refunded, 5, true));
+    let in_company = Evidence { histories: &case.histories, ..Evidence::default() };
+    assert_eq!(judge(&in_company), []);
 }
 
 #[test]
@@ -778,6 +815,9 @@ async fn a_shop_that_lies_is_caught() {
         ("loses money", Manners { loses_money: true, ..honest }, |found| {
             matches!(found, Finding::PaidInVain { .. })
         }),
+        ("gives money back", Manners { refunds: true, ..honest }, |found| {
+            matches!(found, Finding::PaidInVain { state: "refunded", .. })
+        }),
         ("keeps what was cancelled", Manners { keeps_cancelled: true, ..honest }, |found| {
             matches!(found, Finding::CancelIgnored { .. })
         }),
@@ -789,6 +829,24 @@ async fn a_shop_that_lies_is_caught() {
         let findings = judged(*manners).await;
         assert!(findings.iter().any(expected), "{name}: {findings:#?}");
     }
+}
+
+#[tokio::test]
+async fn a_socket_that_opens_and_never_delivers_is_caught() {
+    let shop = FakeShop::open(Manners { mute: true, ..Manners::default() });
+    let watcher = Kind { follow: crate::scenario::Follow::Websocket, ..Kind::default() };
+    let settings = CrowdSettings {
+        mix: vec![watcher],
+        patience: Duration::from_secs(3),
+        ..CrowdSettings::new(shop.addr(), shop.sale(), Tokens::signed(SECRET), 2)
+    };
+    let outcome = Crowd::new(settings).unwrap().run().await.unwrap();
+    let findings = judge(&Evidence { histories: &outcome.histories, ..Evidence::default() });
+    assert_eq!(findings, [Finding::NeverPushed { buyers: 2, watchers: 2 }]);
+    assert_eq!(
+        findings[0].to_string(),
+        "2 of 2 watchers kept a socket open and never heard over it what became of their order."
+    );
 }
 
 /// Whoever is told busy comes again with the same pass, so only who goes home can be wronged.

@@ -19,6 +19,7 @@ pub(super) fn judge(evidence: &Evidence<'_>, findings: &mut Vec<Finding>) {
     judge_owners(histories, findings);
     judge_window(histories, findings);
     judge_errors(histories, findings);
+    findings.extend(never_pushed(histories));
     if !evidence.broken_off {
         findings.extend(unanswered(histories));
     }
@@ -145,6 +146,17 @@ fn unanswered(histories: &[History]) -> Option<Finding> {
         buyers: u64::try_from(reasons.count()).unwrap_or(u64::MAX).saturating_add(1),
         why,
     })
+}
+
+/// A lost push is a hint that is lost; a socket that stays open and says nothing is a promise that is not kept.
+fn never_pushed(histories: &[History]) -> Option<Finding> {
+    let with = |wanted: fn(&What) -> bool| {
+        let has = |history: &&History| history.events.iter().any(|told| wanted(&told.what));
+        u64::try_from(histories.iter().filter(has).count()).unwrap_or(u64::MAX)
+    };
+    let buyers = with(|what| matches!(what, What::NotPushed { .. }));
+    let watchers = with(|what| matches!(what, What::Watching)).max(buyers);
+    (buyers > 0).then_some(Finding::NeverPushed { buyers, watchers })
 }
 
 /// Units between two bounds: an honest shop may have taken some back, or sold some to late money, between the last look
