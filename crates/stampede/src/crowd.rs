@@ -1174,6 +1174,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn totals_of_an_older_file_are_read() {
+        let mut totals = serde_json::to_value(Snapshot { tries: 7, ..Snapshot::default() }).unwrap();
+        for newer in ["watchers", "no_room"] {
+            totals.as_object_mut().unwrap().remove(newer).unwrap();
+        }
+        assert_eq!(serde_json::from_value::<Snapshot>(totals).unwrap().tries, 7);
+    }
+
     #[tokio::test]
     async fn a_late_try_counts_from_when_it_was_due() {
         let stall = Duration::from_millis(400);

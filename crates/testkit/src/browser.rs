@@ -218,6 +218,21 @@ impl Page {
         Ok(())
     }
 
+    /// Whether its reader prefers dark pages.
+    pub async fn darken(&mut self, dark: bool) -> anyhow::Result<()> {
+        let scheme = if dark { "dark" } else { "light" };
+        let preferred = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
+        self.wire.call("Emulation.setEmulatedMedia", preferred).await?;
+        Ok(())
+    }
+
+    /// All of the page, also what is below the window, as PNG.
+    pub async fn whole_picture(&mut self) -> anyhow::Result<Vec<u8>> {
+        let asked = json!({"format": "png", "captureBeyondViewport": true});
+        let taken = self.wire.call("Page.captureScreenshot", asked).await?;
+        Ok(STANDARD.decode(taken["data"].as_str().context("a picture is text")?)?)
+    }
+
     /// What can be seen now, as PNG.
     pub async fn picture(&mut self) -> anyhow::Result<Vec<u8>> {
         let taken = self.wire.call("Page.captureScreenshot", json!({"format": "png"})).await?;

@@ -246,7 +246,7 @@ impl JournalHandle {
     /// The way into no journal: every grant is given back.
     #[must_use]
     pub fn closed() -> Self {
-        let handle = Self { inbox: Arc::default(), recorded: Arc::default() };
+        let handle = Self { inbox: Arc::default(), recorded: Arc::default(), is_writable: Arc::default() };
         handle.stop();
         handle
     }

@@ -230,6 +230,79 @@ mod heavy {
         }
     }
 
+    /// The smallest contrast of text that is read, by WCAG.
+    const CONTRAST_MIN: f64 = 4.5;
+
+    /// What a reader would stumble over in a page: what is too wide, pictures without a size, text that can hardly be told
+    /// from what is behind it.
+    const STUMBLES: &str = r"(() => {
+        const found = [];
+        const root = document.documentElement;
+        if (root.scrollWidth > root.clientWidth) found.push(`${root.scrollWidth} wide in ${root.clientWidth}`);
+        for (const part of document.querySelectorAll('body *')) {
+            const area = part.getBoundingClientRect();
+            const inside = part.closest('.scroll, svg, legend');
+            if (!inside && area.right > root.clientWidth + 1) found.push(`${part.tagName} ends at ${area.right}`);
+        }
+        const pictures = [...document.querySelectorAll('figure > svg')];
+        if (pictures.length < 4) found.push(`${pictures.length} pictures`);
+        for (const picture of pictures) {
+            const area = picture.getBoundingClientRect();
+            if (area.width < 200 || area.height < 80) found.push(`a picture of ${area.width} by ${area.height}`);
+        }
+        const numbers = colour => colour.match(/[\d.]+/g).map(Number);
+        const light = colour => {
+            const [r, g, b] = numbers(colour).map(part => part / 255)
+                .map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const behind = part => {
+            for (let at = part; at; at = at.parentElement) {
+                const colour = getComputedStyle(at).backgroundColor;
+                if ((numbers(colour)[3] ?? 1) > 0) return colour;
+            }
+            return 'rgb(255, 255, 255)';
+        };
+        for (const part of document.querySelectorAll('h1, h2, h3, p, li, dt, dd, td, th, pre, figcaption, label, figure text')) {
+            if (!part.textContent.trim()) continue;
+            const style = getComputedStyle(part);
+            const pair = [light(part.closest('svg') ? style.fill : style.color), light(behind(part))].sort((a, b) => b - a);
+            const contrast = (pair[0] + 0.05) / (pair[1] + 0.05);
+            if (contrast < CONTRAST) found.push(`${contrast.toFixed(2)} ${part.tagName}.${part.className.baseVal ?? part.className}`);
+        }
+        return [...new Set(found)];
+    })()";
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_report_of_a_night_can_be_read_in_a_browser() {
+        let app = TestApp::with(&["payment.sandbox=true"]).await;
+        let sale = app.publish(draft_between(2, 3_600, 20)).await;
+        let crowd = Stampede::of(&app);
+        let report = crowd.file("night.html");
+        let more = ["--scenario", "half-pay", "--buyers", "300", "--within", "1s", "--report", &report];
+        assert_exit(crowd.ask("run", &sale, &more).await, CLEAN, &crowd.json()["sentences"]);
+        let browser = testkit::browser::Browser::launch().await.unwrap();
+        let mut page = browser.page().await.unwrap();
+        for (width, height, phone) in [(390, 844, true), (1_280, 900, false)] {
+            for dark in [false, true] {
+                page.resize(width, height, phone).await.unwrap();
+                page.darken(dark).await.unwrap();
+                page.open(&format!("file://{report}")).await.unwrap();
+                let paper = page.evaluate("getComputedStyle(document.body).backgroundColor").await.unwrap();
+                assert_eq!(paper == "rgb(18, 22, 28)", dark, "{paper}");
+                let name = format!("report-{width}-{}.png", if dark { "dark" } else { "light" });
+                let picture = page.whole_picture().await.unwrap();
+                assert!(picture.starts_with(b"\x89PNG"), "{name}");
+                std::fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name), picture).unwrap();
+                let stumbles = STUMBLES.replace("CONTRAST", &CONTRAST_MIN.to_string());
+                let stumbles = page.evaluate(&stumbles).await.unwrap();
+                assert_eq!(stumbles, json!([]), "{name}");
+            }
+        }
+        assert_eq!(page.problems(), [] as [String; 0], "nothing went wrong, and its policy forbade nothing");
+        browser.close().await.unwrap();
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn a_crowd_solves_the_proofs_of_work_of_the_real_server() {
         let app = TestApp::with(&["challenge.pow_cost=2", "challenge.pow_tries=20"]).await;

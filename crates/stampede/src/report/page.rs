@@ -447,8 +447,11 @@ fn trust(out: &mut String, input: &Input<'_>) {
         },
     );
     fact(out, "late by", &late);
-    let late_passes = count(generator.late_passes, "buyer");
-    fact(out, "had no pass yet when the click was due; the wait counts", &late_passes);
+    let late_passes = match generator.late_passes {
+        0 => "none".to_owned(),
+        late => format!("{} waited for one when the click was due", count(late, "buyer")),
+    };
+    fact(out, "late passes", &late_passes);
     let cpu_us = crate::clock::micros(generator.cpu);
     fact(
         out,

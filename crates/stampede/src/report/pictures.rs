@@ -200,7 +200,7 @@ fn latency(digest: &Digest) -> Picture {
         );
         Key::new(Shape::Line, format!("c-{} k-{}", kind_colour(*kind), kind.name()), text)
     });
-    let caption = "Further right is the unlucky few. The time counts from the buyer’s click, waiting for a free connection included. Following waits by design: the answer comes when there is news.";
+    let caption = "Further right is the unlucky few. The time counts from the buyer’s click, waiting for a late pass or a free connection included. Following waits by design: the answer comes when there is news.";
     Picture { title: title.into(), legend: legend.collect(), svg: chart.finish(), caption: caption.into() }
 }
 
