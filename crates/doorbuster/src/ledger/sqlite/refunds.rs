@@ -326,7 +326,9 @@ fn went_back_elsewhere(
         write(transaction, &payment)?;
     }
     let mut facts = facts(&payment);
-    facts["refunded"] = serde_json::json!(money);
+    if let Some(facts) = facts.as_object_mut() {
+        facts.insert("refunded".to_owned(), serde_json::json!(money));
+    }
     tell(transaction, &payment, "payment.refunded_elsewhere", &facts, now)?;
     Ok(RefundEnd::Unasked(payment))
 }
