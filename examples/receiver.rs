@@ -147,14 +147,20 @@ fn act(transaction: &Transaction<'_>, event: &Event) -> anyhow::Result<()> {
         ("order.recorded", _) => {
             write(transaction, buyer, &format!("Order {order} is yours. Please pay it in time."))
         }
-        // Who pays late and still gets a unit is told of by order.revived alone.
-        ("order.paid" | "order.revived", _) => {
+        ("order.paid", _) => {
             give(transaction, buyer, points)?;
             write(transaction, buyer, &format!("Order {order} is paid. You have {points} new points."))
         }
         ("order.refunded", _) => {
             give(transaction, buyer, -points)?;
             write(transaction, buyer, &format!("Order {order} is refunded."))
+        }
+        // Money that never paid the order: it came too late, twice, or was not the right sum.
+        ("payment.refund_due", Some(reason)) => {
+            write(transaction, buyer, &format!("Your money for order {order} goes back ({reason})."))
+        }
+        ("payment.refunded", _) => {
+            write(transaction, buyer, &format!("Your money for order {order} is back."))
         }
         ("order.closed", Some("timeout")) => {
             write(transaction, buyer, &format!("Order {order} was not paid in time and is closed."))

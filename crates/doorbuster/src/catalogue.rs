@@ -69,6 +69,7 @@ impl OfferCard {
             closed_at: None,
             refunded_at: None,
             payment_id: None,
+            refunds: Vec::new(),
         }
     }
 

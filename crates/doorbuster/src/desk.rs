@@ -93,8 +93,8 @@ impl App {
                 Some(seen) => return Ok(seen),
             }
         }
-        let order = self.ledger.order(id).await?.filter(|order| order.buyer == *buyer);
-        Ok(order.map_or(Seen::NotFound, |order| Seen::Order(Arc::new(order.view()))))
+        let found = self.ledger.order_and_refunds(id).await?.filter(|(order, _)| order.buyer == *buyer);
+        Ok(found.map_or(Seen::NotFound, |(order, refunds)| Seen::Order(Arc::new(order.view_with(&refunds)))))
     }
 
     /// A claim as its buyer sees it; `None` when it was recorded meanwhile.
@@ -242,7 +242,11 @@ impl App {
         let revival = revival(verdict, Finder::Gate);
         if let Revival::RefundDue(reason) = revival {
             crash::point("desk.refusing_late");
-            self.ledger.refund_late(payment, reason, self.clock.now()).await?;
+            let settled = self.ledger.refund_late(payment, reason, self.clock.now()).await?;
+            // What somebody else decided meanwhile, they follow.
+            if matches!(settled, Settled::RefundDue { .. }) {
+                self.follow_settled(settled).await;
+            }
         }
         Ok(revival)
     }
@@ -262,12 +266,15 @@ impl App {
             self.follow_settled(settled).await;
         }
         match this {
-            Settled::Applied { order, .. } => {
+            Settled::Applied { order, closed } => {
                 self.note_revival(&order);
-                self.tell(&order);
+                self.follow_settled(Settled::Applied { order, closed }).await;
                 Ok(Revival::Claimed)
             }
-            Settled::RefundDue { reason, .. } => Ok(Revival::RefundDue(reason)),
+            Settled::RefundDue { payment, reason } => {
+                self.follow_settled(Settled::RefundDue { payment, reason }).await;
+                Ok(Revival::RefundDue(reason))
+            }
             // Decided meanwhile, or not to be decided yet: it is found again if it is.
             Settled::ReviveNeeded { .. } | Settled::Duplicate | Settled::Wait | Settled::NotFound => {
                 Ok(Revival::Wait)

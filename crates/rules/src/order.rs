@@ -122,8 +122,7 @@ impl Event {
         match self {
             Self::Recorded => "order.recorded",
             Self::Refused(_) => "order.refused",
-            Self::PaymentApplied => "order.paid",
-            Self::Revived => "order.revived",
+            Self::PaymentApplied | Self::Revived => "order.paid",
             Self::NotRevived => "order.not_revived",
             Self::TimedOut | Self::Cancelled => "order.closed",
             Self::RefundStarted => "order.refunding",

@@ -47,6 +47,22 @@ pub struct OrderView {
     pub refunded_at: Option<UnixMs>,
     /// The payment that pays it, or paid it.
     pub payment_id: Option<PaymentId>,
+    /// Money for this order that goes back or went back, and why. Left out where there is none, in lists, and in answers to
+    /// a try or a cancellation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refunds: Vec<RefundView>,
+}
+
+/// Money that goes back, as its buyer sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RefundView {
+    /// What was taken, and goes back.
+    pub money: Money,
+    /// `refund_due`, `refunding`, `refunded` or `refund_failed`.
+    pub state: PaymentState,
+    pub reason: RefundReason,
+    /// The reason in a sentence.
+    pub detail: String,
 }
 
 /// A wish to pay, and where.

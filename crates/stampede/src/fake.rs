@@ -597,6 +597,7 @@ impl Shop {
             closed_at: None,
             refunded_at: None,
             payment_id: None,
+            refunds: Vec::new(),
         };
         let told = Told::Json(202, serde_json::to_value(&view).unwrap());
         if self.manners.pushes {

@@ -183,6 +183,7 @@ fn sheet(payment: &PaymentView) -> String {
         ("started", time(Some(payment.started_at))),
         ("captured", time(payment.captured_at)),
         ("ended", time(payment.ended_at)),
+        ("returned", payment.back_elsewhere.map(|back| format!("{} elsewhere", money(back)))),
         ("tries", tries),
         ("next try", time(payment.next_try_at)),
         ("problem", payment.problem.clone()),

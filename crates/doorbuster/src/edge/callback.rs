@@ -59,9 +59,7 @@ pub async fn callback(
     let heard = match app.port.verify(name, &parts.headers, &bytes) {
         Ok(heard) => heard,
         Err(refusal) => {
-            app.metrics.callbacks.inc(CallbackOutcome::Refused);
-            let code = refusal.code.as_str();
-            tracing::warn!(provider, code, reason = refusal.sentence, "a notification was refused");
+            note_refusal(&app, provider, &refusal);
             return refused(name, &refusal);
         }
     };
@@ -81,6 +79,24 @@ pub async fn callback(
             app.metrics.callbacks.inc(CallbackOutcome::NotDurable);
             not_recorded(name, error.into())
         }
+    }
+}
+
+/// What is not believed is somebody else's. What the provider signed and we cannot read may tell of money: it is refused,
+/// so that it is sent again for days and can be taken by whoever mends it, and somebody must know.
+fn note_refusal(app: &App, provider: &str, refusal: &providers::Refusal) {
+    let (code, reason) = (refusal.code.as_str(), refusal.sentence);
+    if refusal.is_alarming() {
+        app.metrics.callbacks.inc(CallbackOutcome::Unreadable);
+        tracing::error!(
+            provider,
+            code,
+            reason,
+            "a genuine notification cannot be read and may tell of money: look at the provider's console"
+        );
+    } else {
+        app.metrics.callbacks.inc(CallbackOutcome::Refused);
+        tracing::warn!(provider, code, reason, "a notification was refused");
     }
 }
 

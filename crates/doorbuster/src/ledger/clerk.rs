@@ -15,7 +15,7 @@ use crate::crash;
 use crate::gate::{MemoryGate, Release, Returned, Roster};
 use crate::outbox::Hub;
 use crate::queue::{Claim, JournalHandle, Journaled, Unrecorded};
-use crate::telemetry::metrics::{Metrics, OrderOutcome, f64_of};
+use crate::telemetry::metrics::{Metrics, MoneyOutcome, OrderOutcome, f64_of};
 
 /// First and longest wait after the ledger could not be written.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
@@ -147,9 +147,11 @@ impl Clerk {
             if let Recorded::NotRevived { refund: Some(reason) } = record.outcome {
                 tracing::error!(order_id = %claim.order, reason = reason.as_str(), "defect: the ledger refused late money");
                 self.metrics.ledger_refusals.inc();
+                self.metrics.money.inc(MoneyOutcome::RefundDue);
             }
             if let (Recorded::Revived, Some(order)) = (record.outcome, &record.order) {
                 self.roster.lift_for(order, now);
+                self.metrics.money.inc(MoneyOutcome::Applied);
             }
             self.metrics.orders.inc(outcome_of(record.outcome));
             if gives_back(record) {

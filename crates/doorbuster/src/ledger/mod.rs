@@ -146,7 +146,14 @@ impl Order {
             closed_at: self.closed_at,
             refunded_at: self.refunded_at,
             payment_id: self.payment,
+            refunds: Vec::new(),
         }
+    }
+
+    /// The same, with the money that goes back.
+    #[must_use]
+    pub fn view_with(&self, refunds: &[Payment]) -> OrderView {
+        OrderView { refunds: refunds.iter().filter_map(Payment::refund).collect(), ..self.view() }
     }
 }
 

@@ -9,6 +9,7 @@ use rules::order::State;
 use rules::payment::{self, Capture, CaptureKey, RefundReason};
 use rules::strike::Strike;
 use rules::time::UnixMs;
+use rules::wire::RefundView;
 
 use super::Order;
 
@@ -95,6 +96,14 @@ impl Payment {
             Some(round) if round < self.refund_round => RefundOf::Earlier,
             Some(_) | None => RefundOf::Nobody,
         }
+    }
+
+    /// What its buyer is told of its way back, if it goes back.
+    #[must_use]
+    pub fn refund(&self) -> Option<RefundView> {
+        let reason = self.status.reason?;
+        let (money, state, detail) = (self.money, self.status.state, reason.sentence().to_owned());
+        Some(RefundView { money, state, reason, detail })
     }
 
     /// Whether all of it went back without us: then the provider need not be asked for it.

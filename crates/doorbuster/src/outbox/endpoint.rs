@@ -13,12 +13,11 @@ pub const URL_CHARS_MAX: usize = 2_000;
 pub const TYPES_MAX: usize = 50;
 
 /// Every type of event there is; docs/events.md describes each.
-pub const TYPES: [&str; 31] = [
+pub const TYPES: [&str; 30] = [
     "order.recorded",
     "order.refused",
     "order.paid",
     "order.closed",
-    "order.revived",
     "order.not_revived",
     "order.refunding",
     "order.refunded",

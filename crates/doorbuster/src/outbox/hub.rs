@@ -247,6 +247,7 @@ mod tests {
             closed_at: None,
             refunded_at: None,
             payment_id: None,
+            refunds: Vec::new(),
         })
     }
 

@@ -402,10 +402,14 @@ impl Port {
         let now = self.clock.now();
         match self.find(name.as_str()) {
             Ok(Found::Sandbox(sandbox)) => match sandbox.verify(headers, body, now)? {
-                SandboxWord::Captured { event_id, capture } => captured(name, event_id, &capture, now),
+                SandboxWord::Captured { event_id, capture } => {
+                    captured(name, event_id, &capture, now).map_err(Refusal::of_genuine)
+                }
                 SandboxWord::Failed { payment } => Ok(Heard::Failed { payment }),
             },
-            Ok(Found::Real(provider)) => heard(name, provider.verify(headers, body, now)?, now),
+            Ok(Found::Real(provider)) => {
+                heard(name, provider.verify(headers, body, now)?, now).map_err(Refusal::of_genuine)
+            }
             // Only those that are on are ever named.
             Err(_) => Err(Refusal::malformed("this provider is not set up")),
         }

@@ -268,6 +268,10 @@ impl Sandbox {
     pub fn verify(&self, headers: &HeaderMap, body: &[u8], now: UnixMs) -> Result<SandboxWord, Refusal> {
         within_limit(body)?;
         self.verify_signature(headers, body, now)?;
+        self.read_genuine(body).map_err(Refusal::of_genuine)
+    }
+
+    fn read_genuine(&self, body: &[u8]) -> Result<SandboxWord, Refusal> {
         let letter: Letter = serde_json::from_slice(body)
             .map_err(|_| Refusal::malformed("it is not in the sandbox's form"))?;
         if letter.shop != self.shop {

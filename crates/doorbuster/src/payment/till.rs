@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rules::buyer::BuyerId;
 use rules::id::{OrderId, PaymentId, timed};
 use rules::order::State;
-use rules::payment::{Revival, State as PaymentState};
+use rules::payment::State as PaymentState;
 use rules::wire::OrderView;
 
 use super::port::{Beginning, Heard, Name};
@@ -227,7 +227,6 @@ impl App {
                 tracing::info!(payment_id = %payment, reason = reason.as_str(), "money goes back");
                 self.metrics.money.inc(MoneyOutcome::RefundDue);
                 self.refunds.wake();
-                // Money that waited before it may have paid the order in the same commit.
                 self.tell_order_of(payment).await;
             }
             Settled::ReviveNeeded { payment, order } => {
@@ -248,11 +247,7 @@ impl App {
     fn revive_late(self: &Arc<Self>, payment: PaymentId, order: Order) {
         tracing::info!(payment_id = %payment, order_id = %order.id, "money came after the deadline");
         let app = Arc::clone(self);
-        let reviving = async move {
-            if let Revival::RefundDue(_) = app.revive(&order, payment).await {
-                app.refunds.wake();
-            }
-        };
+        let reviving = async move { app.revive(&order, payment).await };
         self.tasks.spawn_on(reviving, &self.runtime);
     }
 
@@ -263,15 +258,19 @@ impl App {
                 tracing::info!(payment_id = %payment.id, "money is back");
                 self.metrics.money.inc(MoneyOutcome::Refunded);
                 crash::point("till.refunded");
-                if let Some(released) = released {
-                    self.give_back(&released);
+                match released {
+                    Some(released) => self.give_back(&released),
+                    None => self.tell_order_of(payment.id).await,
                 }
             }
             RefundEnd::Failed { payment, order } => {
                 let (provider, problem) = (payment.provider.as_str(), payment.problem.as_deref());
                 tracing::error!(payment_id = %payment.id, provider, problem, "money could not be returned: somebody must look at it");
                 self.metrics.money.inc(MoneyOutcome::RefundFailed);
-                order.iter().for_each(|order| self.tell(order));
+                match order {
+                    Some(order) => self.tell(&order),
+                    None => self.tell_order_of(payment.id).await,
+                }
             }
             RefundEnd::Before(_) | RefundEnd::NotFound => {}
             RefundEnd::Unasked(payment) => {
@@ -314,17 +313,23 @@ impl App {
         .await
     }
 
-    /// A hint: whoever misses it reads the order from the ledger.
+    /// Tells the buyer how the order of this payment is now, and what becomes of money that goes back. A hint: whoever
+    /// misses it reads the order from the ledger.
     async fn tell_order_of(&self, payment: PaymentId) {
-        let order = async {
-            let Some(payment) = self.ledger.payment(payment).await? else { return Ok(None) };
-            match payment.order {
-                Some(order) => self.ledger.order(order).await,
+        if !self.hub.has_anyone() {
+            return;
+        }
+        let found = async {
+            match self.ledger.payment(payment).await?.and_then(|payment| payment.order) {
+                Some(order) => self.ledger.order_and_refunds(order).await,
                 None => Ok(None),
             }
         };
-        match order.await {
-            Ok(order) => order.iter().for_each(|order| self.tell(order)),
+        match found.await {
+            Ok(Some((order, refunds))) => {
+                self.hub.publish(&order.buyer, &Arc::new(order.view_with(&refunds)));
+            }
+            Ok(None) => {}
             Err(error) => tracing::warn!(payment_id = %payment, %error, "a buyer could not be told"),
         }
     }

@@ -382,6 +382,7 @@ label! {
     /// What became of a provider's notification.
     CallbackOutcome, "outcome":
     Recorded = "recorded", Refused = "refused", NotDurable = "not_durable", TooEarly = "too_early",
+    Unreadable = "unreadable",
 }
 
 label! {

@@ -612,8 +612,8 @@ fn webhooks_are_made_tested_mended_and_removed() {
         (&set["url"], &set["types"], &set["disabled"]),
         (&json!(elsewhere), &json!([]), &json!(false))
     );
-    let set = shop.run_json(&["webhooks", "set", id, "--types", "order.paid,order.revived"]);
-    assert_eq!((&set["url"], &set["types"]), (&json!(elsewhere), &json!(["order.paid", "order.revived"])));
+    let set = shop.run_json(&["webhooks", "set", id, "--types", "order.paid,order.refunded"]);
+    assert_eq!((&set["url"], &set["types"]), (&json!(elsewhere), &json!(["order.paid", "order.refunded"])));
     shop.run(&["webhooks", "set", id]).expect(2);
     shop.run(&["webhooks", "set", id, "--enable", "--disable"]).expect(2);
     assert_eq!(shop.run_json(&["webhooks", "replay", id])["events"], 0);

@@ -234,6 +234,45 @@ async fn a_change_that_was_overtaken_is_not_told() {
     assert_eq!(told, [format!("{id}-3"), format!("{id}-4"), format!("{id}-5"), other]);
 }
 
+/// The order of late money stays as it was; its buyer hears that the money goes back, why, and that it is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_buyer_is_told_why_and_that_money_goes_back() {
+    let (app, clock) = with_manual_clock(&["payment.sandbox=true"]).await;
+    let sale = app.open_sale(1).await;
+    let (ann, bob) = (app.buyer("ann"), app.buyer("bob"));
+    let id = ann.buy(sale.offer(), 1, 202).await["id"].as_str().unwrap().to_owned();
+    app.settled().await;
+    let path = format!("/api/v1/orders/{id}");
+    let pay = ann.call("POST", &format!("{path}/payment"), Some(&json!({"provider": "sandbox"})), 200).await;
+    assert_eq!(ann.call("GET", &path, None, 200).await.get("refunds"), None, "there is none");
+    clock.advance(Duration::from_secs(900));
+    eventually("it has closed", async || ann.order(&id).await["state"] == "closed").await;
+    eventually("the unit is back", async || app.stats(&sale).await["offers"][0]["free"] == 1).await;
+    bob.buy(sale.offer(), 1, 202).await;
+    let mut socket = Socket::of(&ann).await;
+    let closed = socket.hear().await;
+    assert_eq!(closed["order"]["state"], "closed");
+    let paid = json!({"outcome": "paid"});
+    let payment = pay["payment_id"].as_str().unwrap();
+    app.call("POST", &format!("/sandbox/payments/{payment}"), None, Some(&paid), 200).await;
+    let mut states = Vec::new();
+    while states.last().is_none_or(|state| *state != "refunded") {
+        let told = socket.hear().await;
+        assert_eq!((&told["event_id"], &told["order"]["state"]), (&closed["event_id"], &json!("closed")));
+        let refund = &told["order"]["refunds"][0];
+        assert_eq!(
+            (&refund["reason"], &refund["money"]),
+            (&json!("no_unit_left"), &closed["order"]["total"])
+        );
+        states.push(refund["state"].as_str().unwrap().to_owned());
+    }
+    let refund = json!({
+        "money": closed["order"]["total"], "state": "refunded", "reason": "no_unit_left",
+        "detail": "The payment came after the deadline, and no unit was left.",
+    });
+    assert_eq!(ann.call("GET", &path, None, 200).await["refunds"], json!([refund]));
+}
+
 /// Connects again and again, hears a little each time, and is cut off; until it has heard that the order is closed.
 async fn hear_of_the_end(buyer: &TestBuyer<'_>, order: &str, number: u64) -> Value {
     for round in 0.. {

@@ -1074,12 +1074,18 @@ fn the_example_receiver_gives_points_once_and_takes_them_back() {
     assert_eq!(deliver("e3", "order.closed", "timeout"), Outcome::Taken);
     assert_eq!(deliver("e4", "sale.paused", ""), Outcome::Taken);
     assert_eq!((books.points("ann").unwrap(), books.messages("ann").unwrap().len()), (0, 3));
-    // Late money: such an order is never told as paid.
+    // Late money.
     assert_eq!(deliver("e5", "order.closed", "timeout"), Outcome::Taken);
-    assert_eq!(deliver("e6", "order.revived", ""), Outcome::Taken);
+    assert_eq!(deliver("e6", "order.paid", ""), Outcome::Taken);
     assert_eq!(books.points("ann").unwrap(), 1_499);
     assert_eq!(deliver("e7", "order.refunded", ""), Outcome::Taken);
     assert_eq!(books.points("ann").unwrap(), 0);
+    // Money that never paid an order changes no points, and its buyer is told.
+    assert_eq!(deliver("e8", "payment.refund_due", "no_unit_left"), Outcome::Taken);
+    assert_eq!(deliver("e9", "payment.refunded", "no_unit_left"), Outcome::Taken);
+    let messages = books.messages("ann").unwrap().split_off(6);
+    assert_eq!((messages.len(), books.points("ann").unwrap()), (2, 0), "{messages:?}");
+    assert!(messages[0].contains("no_unit_left"), "{messages:?}");
 }
 
 /// The real binary, killed while it delivers.

@@ -79,6 +79,7 @@ fn listed(buyer: &str, id: u128) -> OperatorOrder {
         closed_at: None,
         refunded_at: None,
         payment_id: None,
+        refunds: Vec::new(),
     };
     OperatorOrder { order, buyer: buyer.into() }
 }

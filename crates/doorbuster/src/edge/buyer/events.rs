@@ -19,7 +19,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use rules::buyer::BuyerId;
 use rules::id::OrderId;
 use rules::time::UnixMs;
-use rules::wire::{Code, OrderView};
+use rules::wire::{Code, OrderView, RefundView};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -208,17 +208,32 @@ struct Feed {
 /// How far the buyer has been told of each order, of the last [`TOLD_ORDERS_MAX`]. Changes are published by several
 /// tasks, so a later one may come first; what was overtaken is no news.
 #[derive(Default)]
-struct Told(VecDeque<(OrderId, u32)>);
+struct Told(VecDeque<ToldOrder>);
+
+struct ToldOrder {
+    id: OrderId,
+    seq: u32,
+    /// Money that goes back without a change of the order.
+    refunds: Vec<RefundView>,
+}
 
 impl Told {
     /// Whether this is news; if so, it counts as told.
     fn is_news(&mut self, order: &OrderView) -> bool {
-        let known = self.0.iter().rposition(|(id, _)| *id == order.id).and_then(|at| self.0.remove(at));
-        let news = known.is_none_or(|(_, seq)| seq < order.seq);
+        let known = self.0.iter().rposition(|told| told.id == order.id).and_then(|at| self.0.remove(at));
+        let mut told = known.unwrap_or(ToldOrder { id: order.id, seq: 0, refunds: Vec::new() });
+        let news_of_money = !order.refunds.is_empty() && told.refunds != order.refunds;
+        let news = told.seq < order.seq || (told.seq == order.seq && news_of_money);
+        if news {
+            told.seq = order.seq;
+            if news_of_money {
+                told.refunds.clone_from(&order.refunds);
+            }
+        }
         if self.0.len() == TOLD_ORDERS_MAX {
             self.0.pop_front();
         }
-        self.0.push_back((order.id, known.map_or(order.seq, |(_, seq)| seq.max(order.seq))));
+        self.0.push_back(told);
         news
     }
 }

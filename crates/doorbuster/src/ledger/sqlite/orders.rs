@@ -646,8 +646,24 @@ pub(super) fn write_event(
              select ?2, ?3, sale_no, offer_no, order_no, seq, ?4
              from orders join offers using (offer_no) where order_no = ?1",
         )?
-        .execute(params![signed(order.no), event.kind(), now.0, event_data(order.status)])?;
+        .execute(params![signed(order.no), event.kind(), now.0, facts(order, event)])?;
     move_units(transaction, &before, order, shelf, now)
+}
+
+/// What changed, and which money paid the order, once some has. Late or in time, a paid order is to be shipped: it is one
+/// type of event.
+fn facts(order: &Order, event: Event) -> String {
+    let Some(payment) = order.payment else { return event_data(order.status) };
+    let mut facts = serde_json::Map::new();
+    facts.insert("state".to_owned(), serde_json::json!(order.status.state));
+    facts.insert("payment_id".to_owned(), serde_json::json!(payment));
+    if let Some(reason) = order.status.reason {
+        facts.insert("reason".to_owned(), serde_json::json!(reason));
+    }
+    if matches!(event, Event::PaymentApplied | Event::Revived) {
+        facts.insert("late".to_owned(), serde_json::json!(event == Event::Revived));
+    }
+    serde_json::Value::Object(facts).to_string()
 }
 
 fn write_row(transaction: &Transaction<'_>, before: &Order, order: &Order) -> LedgerResult<()> {

@@ -7,7 +7,7 @@ use rules::payment::{self, Event, Open, PAYMENTS_PER_ORDER_MAX, RefundReason, St
 use rules::time::UnixMs;
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
-use super::deadlines::readable_up_to;
+use super::deadlines::{readable, readable_up_to};
 use super::{SqliteLedger, Urgency, closings, column, orders, signed};
 use crate::ledger::money::{NewPayment, Payment, PaymentClosed, PaymentStarted};
 use crate::ledger::{LedgerError, LedgerResult, Order};
@@ -85,6 +85,16 @@ impl SqliteLedger {
 
     pub async fn payment(&self, id: PaymentId) -> LedgerResult<Option<Payment>> {
         self.read(move |connection| Ok(find(connection, id)?)).await
+    }
+
+    /// An order, and those of its payments whose money goes back or went back. What cannot be read of these is left out:
+    /// the buyer is told of the order all the same.
+    pub async fn order_and_refunds(&self, id: OrderId) -> LedgerResult<Option<(Order, Vec<Payment>)>> {
+        self.read(move |connection| {
+            let Some(order) = orders::find(connection, id)? else { return Ok(None) };
+            Ok(Some((order, refunds_of(connection, id)?)))
+        })
+        .await
     }
 
     /// The payments of an order, in the order in which they were written down.
@@ -294,6 +304,15 @@ pub(super) fn of_order(connection: &Connection, order: OrderId) -> rusqlite::Res
     let mut statement = connection.prepare_cached(&sql)?;
     let rows = statement.query_map([order.to_bytes()], |row| read_payment(row, 0))?;
     rows.collect()
+}
+
+fn refunds_of(connection: &Connection, order: OrderId) -> rusqlite::Result<Vec<Payment>> {
+    let sql = format!(
+        "select {PAYMENT_COLUMNS} from payments where order_id = ?1 and reason is not null order by payment_no"
+    );
+    let mut statement = connection.prepare_cached(&sql)?;
+    let rows = statement.query_map([order.to_bytes()], |row| read_payment(row, 0))?;
+    readable(rows)
 }
 
 /// Reads a payment whose columns begin at `first`.

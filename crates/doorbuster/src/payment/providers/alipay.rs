@@ -96,11 +96,14 @@ impl Alipay {
         let text = std::str::from_utf8(body);
         let parameters = parameters(text.map_err(|_| Refusal::malformed("the form is no text"))?)?;
         self.verify_signature(&parameters)?;
-        let notification = Notification(&parameters);
+        self.read_genuine(&Notification(&parameters), now).map_err(Refusal::of_genuine)
+    }
+
+    fn read_genuine(&self, notification: &Notification<'_>, now: UnixMs) -> Result<Notice, Refusal> {
         notification.sent_lately(now)?;
-        self.verify_merchant(&notification)?;
+        self.verify_merchant(notification)?;
         let event_id = reference(notification.get("notify_id")?)?;
-        Ok(Notice { provider: ProviderName::Alipay, event_id, what: self.what(&notification)? })
+        Ok(Notice { provider: ProviderName::Alipay, event_id, what: self.what(notification)? })
     }
 
     fn verify_signature(&self, parameters: &Parameters<'_>) -> Result<(), Refusal> {

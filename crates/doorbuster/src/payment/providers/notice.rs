@@ -101,6 +101,8 @@ pub struct Refusal {
     pub code: RefusalCode,
     /// What is wrong and what to look at; holds nothing the sender wrote.
     pub sentence: &'static str,
+    /// Whether the provider signed it all the same.
+    pub is_genuine: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -147,7 +149,18 @@ impl RefusalCode {
 
 impl Refusal {
     pub(in crate::payment) const fn new(code: RefusalCode, sentence: &'static str) -> Self {
-        Self { code, sentence }
+        Self { code, sentence, is_genuine: false }
+    }
+
+    /// What is wrong was found after its signature was found right.
+    pub(in crate::payment) const fn of_genuine(self) -> Self {
+        Self { is_genuine: true, ..self }
+    }
+
+    /// Whether the provider may have told of money that nobody hears of.
+    #[must_use]
+    pub fn is_alarming(&self) -> bool {
+        self.is_genuine && self.code == RefusalCode::Malformed
     }
 
     pub(in crate::payment) const fn malformed(sentence: &'static str) -> Self {

@@ -114,6 +114,10 @@ impl Stripe {
         within_limit(body)?;
         let header = only(headers, "stripe-signature", "the header Stripe-Signature is missing")?;
         self.verify_signature(header, body, now)?;
+        self.read_genuine(body).map_err(Refusal::of_genuine)
+    }
+
+    fn read_genuine(&self, body: &[u8]) -> Result<Notice, Refusal> {
         let event: Event<'_> = read(body)?;
         self.verify_account(&event)?;
         Ok(Notice {

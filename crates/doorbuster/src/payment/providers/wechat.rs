@@ -110,6 +110,10 @@ impl Wechat {
     pub(super) fn verify(&self, headers: &HeaderMap, body: &[u8], now: UnixMs) -> Result<Notice, Refusal> {
         within_limit(body)?;
         self.verify_signature(headers, body, now)?;
+        self.read_genuine(body).map_err(Refusal::of_genuine)
+    }
+
+    fn read_genuine(&self, body: &[u8]) -> Result<Notice, Refusal> {
         let envelope: Envelope = read(body)?;
         let event_id = reference(&envelope.id)?;
         let opened = self.open(&envelope.resource)?;

@@ -331,7 +331,10 @@ async fn after_the_sale_the_ledger_revives_alone(books: Books) {
     assert_eq!(strikes().await.unwrap()[0].strike.lifted_at, Some(LATER), "who paid late has paid");
     assert_eq!(short(&revive().await.unwrap().this), "duplicate");
     assert_eq!(live_units(&books).await, 1);
-    assert!(kinds(&books).contains(&"order.revived".to_owned()));
+    let paid = books.events().into_iter().find(|event| event.kind == "order.paid").unwrap();
+    let data: serde_json::Value = serde_json::from_str(&paid.data).unwrap();
+    assert_eq!(data["late"], true, "whoever ships what is paid ships it, too: {data}");
+    assert_eq!(data["payment_id"], PaymentId(101).to_string());
     assert_books_fit(&books).await;
 }
 

@@ -10,7 +10,7 @@ use rules::payment::{CaptureKey, REFUND_SLOW_MS, RefundReason, State as PaymentS
 
 use super::deadlines::PAY_BY;
 use super::payments::{by_payment, captured, money, start, take};
-use super::{Books, NOW, OFFER, SALE, assert_books_fit, buyer, claim, events, kinds, order, record, sqlite};
+use super::{Books, NOW, OFFER, SALE, assert_books_fit, buyer, claim, kinds, order, record, sqlite};
 
 const PAYMENT: PaymentId = PaymentId(101);
 
@@ -236,7 +236,7 @@ async fn what_goes_back_elsewhere_is_written_down_and_told(books: Books) {
     assert_eq!((its.status.state, its.seq, units(&books).await), (State::Paid, 3, (10, 2, 2)));
     let told = ["payment.refunded_elsewhere"; 2];
     assert_eq!(kinds(&books).split_off(2), told, "once for each sum");
-    let data: serde_json::Value = serde_json::from_str(&events(&books).pop().unwrap().data).unwrap();
+    let data: serde_json::Value = serde_json::from_str(&books.events().pop().unwrap().data).unwrap();
     assert_eq!((&data["refunded"]["amount"], &data["reason"]), (&299_800.into(), &serde_json::Value::Null));
 
     // Whoever refunds the order then need not ask the provider; unless that refund failed after all.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use doorbuster::telemetry::metrics::CallbackOutcome;
 use futures_util::future::join_all;
 use rules::money::Money;
 use serde_json::json;
@@ -191,6 +192,13 @@ async fn a_signed_notification_that_makes_no_sense_is_malformed() {
         assert_eq!((status, problem["code"].as_str()), (400, Some("malformed")), "{letter:?}");
     }
     assert_eq!(states(&app, &id).await, [plain("started")]);
+    // It was the provider who said it, so somebody is told; a stranger's nonsense is no alarm.
+    let alarms = || app.app.metrics.callbacks.get(CallbackOutcome::Unreadable);
+    assert_eq!(alarms(), u64::try_from(bad.len()).unwrap());
+    let stranger =
+        Forge::with(b"another-secret-0123456789abcdef0123456789abcdef", app.app.ledger.incarnation());
+    assert_eq!(stranger.send_at(&app, &bad[0], now).await.0, 401);
+    assert_eq!((alarms(), app.app.metrics.callbacks.get(CallbackOutcome::Refused)), (8, 1));
 }
 
 /// Whatever came is written down: an answer of 400 would leave money that nobody sends back.

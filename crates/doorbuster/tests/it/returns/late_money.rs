@@ -3,7 +3,7 @@
 use doorbuster::ledger::Recorded;
 use doorbuster::ledger::money::Absent;
 use doorbuster::queue::Claim;
-use doorbuster::telemetry::metrics::{LateMoney, OrderOutcome};
+use doorbuster::telemetry::metrics::{LateMoney, MoneyOutcome, OrderOutcome};
 use rules::payment::{RefundReason, Revival, State as PaymentState};
 use rules::sale::SaleAction;
 use rules::time::UnixMs;
@@ -44,6 +44,7 @@ async fn late_money_that_finds_a_unit_pays_the_order_once() {
     assert!(strikes().await[0].strike.lifted_at.is_some());
     // Counted once it is recorded.
     eventually("it is counted", async || app.app.metrics.orders.get(OrderOutcome::Revived) == 1).await;
+    assert_eq!(app.app.metrics.money.get(MoneyOutcome::Applied), 1);
     assert_eq!(free(&app.app, &sale), 0);
     assert_units_add_up(&app, &sale).await;
 
@@ -84,6 +85,7 @@ async fn late_money_goes_back_when_the_unit_is_somebody_elses() {
     assert_goes_back(&app, payment, RefundReason::NoUnitLeft).await;
     assert_eq!(ledgers(&app.app, order).await, *closed);
     assert!(app.app.metrics.late_money.get(LateMoney::NoUnitLeft) > 0);
+    eventually("it is counted", async || app.app.metrics.money.get(MoneyOutcome::RefundDue) == 1).await;
     assert_units_add_up(&app, &sale).await;
 }
 
