@@ -48,7 +48,7 @@ pub struct Args {
 /// What can be measured by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Group {
-    /// Instructions and allocations of the hot path, by callgrind.
+    /// Instructions of the hot path, and whether it asks for memory, by callgrind.
     Instructions,
     /// Refusals and accepts: bare hyper, ours and the rivals in turn.
     Http,

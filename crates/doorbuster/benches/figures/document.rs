@@ -146,7 +146,7 @@ const METHOD: &str = "\
   and ten requests at a time are as always.
 - **Sockets**: 200 buyers with an open WebSocket order and cancel, 500 changes per second. The time runs from sending the
   request until the socket hears of the change: the request's way and the sync of the disk are in it.
-- **Instructions** and allocations are counted by callgrind on one thread, after a warm-up: see
+- **Instructions** are counted, and requests for memory noticed, by callgrind on one thread, after a warm-up: see
   `crates/doorbuster/benches/instructions`. They do not depend on what else the machine does. `cargo xtask test` holds the
   same path in the tests' build, where our own code is not optimised and counts are higher, to a budget.
 

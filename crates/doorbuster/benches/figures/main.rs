@@ -304,18 +304,18 @@ fn measure(plan: &Plan, report: &mut report::Report, only: &[Group]) -> anyhow::
     Ok(())
 }
 
-/// Instructions and allocations are counted by a tool of their own; here they only join the table.
+/// Instructions and requests for memory are counted by a tool of their own; here they only join the table.
 fn counted_before(report: &mut report::Report, counts: &[String]) -> anyhow::Result<()> {
     const KNOWN: [(&str, &str); 6] = [
         ("instructions_refuse", "instructions per refusal, from request to answer, without the pass"),
-        ("allocations_refuse", "how often a refusal asks for memory"),
+        ("allocates_refuse", "whether a refusal asks for memory"),
         (
             "instructions_accept",
             "instructions per accept, up to the hand-over to the journal, without the pass",
         ),
-        ("allocations_accept", "how often an accept asks for memory up to there"),
+        ("allocates_accept", "whether an accept asks for memory up to there"),
         ("instructions_pass", "instructions to check a pass, by valgrind's SHA-256"),
-        ("allocations_pass", "how often the check of a pass asks for memory"),
+        ("allocates_pass", "whether the check of a pass asks for memory"),
     ];
     for count in counts {
         let (name, count) =
