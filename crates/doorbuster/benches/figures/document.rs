@@ -116,8 +116,9 @@ const METHOD: &str = "\
   answers with as many bytes as a refusal or an accept of ours has, in two layouts; the faster one counts.
 - **The rivals** do less than ours: no pass to check, no metrics, no limits, no security headers. Redis keeps nothing on
   disk unless it is said, and is asked over a Unix socket through a pool of kept connections, one script call per
-  request. nginx has as many workers as there are cores; Node too. They send as many bytes as ours. The local flag is a
-  variable of each nginx worker that it looks at before anything else.
+  request. nginx has as many workers as there are cores; Node too. They send as many bytes as ours. The local flag is
+  looked at before anything else and shared by nginx's workers; with a variable of each worker instead, nginx does next to
+  nothing and is about as fast as the ceiling.
 - **Names** of buyers are in order in the figures, as in most load generators. That is kind to our index of buyers, and
   Redis does not care: so the same with scattered names stands beside it, as buyers come in reality.
 - Everybody takes turns in one run. A figure is the median of the ratios of the turns, after a warm-up that is thrown

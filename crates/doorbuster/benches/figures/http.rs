@@ -192,6 +192,12 @@ fn line_up(plan: &Plan, ours: &Rc<Ours>, report: &mut Report) -> anyhow::Result<
             rival(Front::NginxLocalFlag, Keeping::Nothing).context(needed)?,
         ),
         contender(
+            "nginx_worker_flag_refuse",
+            "nginx + a flag in each worker",
+            Refuse,
+            rival(Front::NginxWorkerFlag, Keeping::Nothing).context(needed)?,
+        ),
+        contender(
             "ceiling_multi_accepted",
             "bare hyper, shared threads",
             Accept,
@@ -401,6 +407,14 @@ fn figures(report: &mut Report, series: &Series) {
         rate,
         "refusals against nginx with a local sold-out flag",
         at_least(1.2, 1.4),
+    );
+    compare(
+        "refuse_vs_nginx_worker_flag",
+        "refuse",
+        "nginx_worker_flag_refuse",
+        rate,
+        "the same with a variable of each worker: about a bare server",
+        info,
     );
     compare(
         "accept_cpu_vs_nginx_redis",

@@ -29,8 +29,10 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 pub enum Front {
     /// nginx with its Lua module, one script call per request.
     Nginx,
-    /// The same, but once Redis said "sold out", each worker knows it for a second without asking.
+    /// The same, but once Redis said "sold out", all workers know it for a second without asking.
     NginxLocalFlag,
+    /// The same, but each worker finds it out for itself and keeps it in a variable: the least that can be done.
+    NginxWorkerFlag,
     /// Node, a cluster of one worker per core, ioredis.
     Node,
 }
@@ -104,8 +106,9 @@ fn start_front(
 ) -> anyhow::Result<(Owned, SocketAddr)> {
     let address = processes::free_address()?;
     let mut process = match front {
-        Front::Nginx => start_nginx(folder, redis, address, filler, false)?,
-        Front::NginxLocalFlag => start_nginx(folder, redis, address, filler, true)?,
+        Front::Nginx => start_nginx(folder, redis, address, filler, "none")?,
+        Front::NginxLocalFlag => start_nginx(folder, redis, address, filler, "shared")?,
+        Front::NginxWorkerFlag => start_nginx(folder, redis, address, filler, "worker")?,
         Front::Node => start_node(folder, redis, address, filler)?,
     };
     process.wait_for(address)?;
@@ -117,7 +120,7 @@ fn start_nginx(
     redis: &Redis,
     address: SocketAddr,
     filler: AnswerBytes,
-    local_flag: bool,
+    flag: &str,
 ) -> anyhow::Result<Owned> {
     let path = folder.to_string_lossy();
     let conf = NGINX_CONF
@@ -126,7 +129,7 @@ fn start_nginx(
         .replace("@ADDRESS@", &address.to_string())
         .replace("@SOCKET@", &redis.socket.to_string_lossy())
         .replace("@SHA@", &redis.sha)
-        .replace("@LOCAL_FLAG@", if local_flag { "true" } else { "false" })
+        .replace("@FLAG@", flag)
         .replace("@ACCEPT_FILLER@", &"x".repeat(filler.accepted))
         .replace("@REFUSE_FILLER@", &"x".repeat(filler.refused));
     let file = folder.join("nginx.conf");

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use rules::buyer::BuyerId;
 use rules::deadline::{self, Asked, OnTheWay};
@@ -38,15 +37,9 @@ pub(super) const ORDER_COLUMNS_COUNT: usize = 19;
 
 pub(super) const ORDER_TABLES: &str = "orders join offers using (offer_no) join sales using (sale_no)";
 
-/// So many orders are inserted by one statement: beginning and ending one costs as much as half a row.
+/// So many orders are inserted by one statement: beginning and ending one costs as much as half a row. After each,
+/// whoever waits for the core may have it: a batch is long, and nobody waits for it.
 const ORDERS_PER_INSERT: usize = 32;
-
-/// Between two statements of a batch the writer lets go of its core for this long: a batch is long, nobody waits for it,
-/// and a scheduler that only sees a busy thread would let a buyer's answer wait behind it for milliseconds.
-const BREATH: Duration = Duration::from_micros(150);
-
-/// A batch of so many claims has more behind it, and is recorded without a breath.
-const UNHURRIED_CLAIMS_MAX: usize = 2_048;
 
 /// So many claims are recorded before a batch gives way: fewer would not pay for their commit.
 const CLAIMS_BEFORE_GIVING_WAY: usize = 2 * ORDERS_PER_INSERT;
@@ -238,29 +231,19 @@ fn record(
         if records.len() >= CLAIMS_BEFORE_GIVING_WAY && somebody_waits() {
             break;
         }
-        if !records.is_empty() {
-            breathe(batch.len());
-        }
+        std::thread::yield_now();
         match record_together(&mut pen, some, fits, &mut books, now)? {
             Some(recorded) => records.extend(recorded),
             None => record_each(&mut pen, some, fits, &mut books, now, &mut records)?,
         }
-        insert_events(transaction, some, now)?;
     }
     drop(pen);
+    insert_events(transaction, now)?;
     move_counters(transaction, &books, now)?;
     let last = batch.iter().zip(&records).map(|((seq, _), _)| *seq).max().unwrap_or(0);
     transaction.prepare_cached("update identity set cursor = max(cursor, ?1)")?.execute([signed(last)])?;
     crash::point("ledger.committing");
     Ok(records)
-}
-
-fn breathe(claims: usize) {
-    if claims < UNHURRIED_CLAIMS_MAX {
-        std::thread::sleep(BREATH);
-    } else {
-        std::thread::yield_now();
-    }
 }
 
 /// The books of every offer in the batch, each read once. Nobody hears of an order before its sale is open.
@@ -518,25 +501,17 @@ fn slot(order: &Order) -> i64 {
     if order.status.holds_units { 0 } else { signed(order.no) }
 }
 
-/// The events of the rows that were inserted for these claims: those beyond the cursor, which moves in the same
-/// transaction.
-fn insert_events(
-    transaction: &Transaction<'_>,
-    claims: &[(u64, Arc<Claim>)],
-    now: UnixMs,
-) -> LedgerResult<()> {
-    let numbers = || claims.iter().map(|(seq, _)| *seq);
-    let (first, last) = (numbers().min().unwrap_or(0), numbers().max().unwrap_or(0));
+/// The events of all rows that this batch inserted: those beyond the cursor, which moves in the same transaction.
+fn insert_events(transaction: &Transaction<'_>, now: UnixMs) -> LedgerResult<()> {
     transaction
         .prepare_cached(
             "insert into events (type, at, sale_no, offer_no, order_no, seq, data)
              select iif(state = 'refused', 'order.refused', 'order.recorded'), ?1, sale_no, offer_no, order_no, seq,
                  '{\"state\":\"' || state || iif(reason is null, '', '\",\"reason\":\"' || reason) || '\"}'
-             from orders join offers using (offer_no)
-             where order_no between max(?2, (select cursor + 1 from identity)) and ?3
+             from orders join offers using (offer_no) where order_no > (select cursor from identity)
              order by order_no",
         )?
-        .execute(params![now.0, signed(first), signed(last)])?;
+        .execute([now.0])?;
     Ok(())
 }
 
