@@ -16,7 +16,6 @@
 
 use std::future::poll_fn;
 use std::hint::black_box;
-use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
@@ -29,7 +28,7 @@ use clap::Parser;
 use doorbuster::app::{App, Server};
 use doorbuster::clock::Clock;
 use doorbuster::config::Settings;
-use doorbuster::edge::shortcut::Shortcut;
+use doorbuster::edge::shortcut::{Next, Shortcut};
 use doorbuster::edge::watch::Watch;
 use rules::buyer::BuyerId;
 use rules::id::OfferId;
@@ -172,9 +171,8 @@ impl Asked {
         Self { shortcut: Shortcut::new(socket, watch, Arc::clone(app), Arc::default(), true), told, pass }
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        let mut bytes = [MaybeUninit::uninit(); 1_024];
-        Pin::new(&mut self.shortcut).poll_read(context, &mut ReadBuf::uninit(&mut bytes))
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<Next>> {
+        self.shortcut.poll_tries(context)
     }
 }
 

@@ -27,7 +27,7 @@ use super::buy;
 use super::buyer::EVENTS_PATH;
 use super::limits::{Class, OPERATOR_CONNECTIONS_MAX};
 use super::router::{self, Routers};
-use super::shortcut::Shortcut;
+use super::shortcut::{Served, Shortcut};
 use super::watch::{Doing, Watch, WatchedBody};
 use crate::app::App;
 use crate::queue::reply::Postman;
@@ -252,18 +252,21 @@ fn serve_socket(
     http.max_buf_size(limits.header_bytes.max(8_192)).half_close(false);
     let (app, draining) = (Arc::clone(&shared.app), Arc::clone(&shared.draining));
     let tries = socket.audience != Audience::Operators;
-    let io = TokioIo::new(Shortcut::new(stream, Arc::clone(&watch), app, draining, tries));
+    let shortcut = Shortcut::new(stream, Arc::clone(&watch), app, draining, tries);
     let slot = Arc::new(slot);
     let (peer, audience) = (socket.peer.ip(), socket.audience);
     let (service_local, service_slot) = (Arc::clone(local), Arc::clone(&slot));
-    let service = service_fn(move |mut request: Request<Incoming>| {
-        let (local, watch) = (Arc::clone(&service_local), Arc::clone(&watch));
-        if request.uri().path() == EVENTS_PATH {
-            request.extensions_mut().insert(OpenConnection(Arc::clone(&service_slot)));
-        }
-        async move { Ok::<_, Infallible>(dispatch(&local.0, request, peer, audience, watch).await) }
+    let connection = Served::new(shortcut, move |rest| {
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            let (local, watch) = (Arc::clone(&service_local), Arc::clone(&watch));
+            if request.uri().path() == EVENTS_PATH {
+                request.extensions_mut().insert(OpenConnection(Arc::clone(&service_slot)));
+            }
+            async move { Ok::<_, Infallible>(dispatch(&local.0, request, peer, audience, watch).await) }
+        });
+        let served = http.serve_connection(TokioIo::new(rest), service).with_upgrades();
+        async move { served.await.map_err(anyhow::Error::from) }
     });
-    let connection = http.serve_connection(io, service).with_upgrades();
     let task = tasks.spawn(async move {
         let _slot = slot;
         if let Err(error) = connection.await {

@@ -6,6 +6,9 @@
 //! longer tell where a request begins (pipelining, chunked bodies, upgrades), the rest of the connection is hyper's. So a
 //! request is read by one of the two, never by both, and no more of HTTP than that needs to be known here. What a try
 //! comes to is decided in [`buy`], for both.
+//!
+//! While tries come, hyper is not even asked, and a connection on which nothing else comes never has one: [`Served`]
+//! wakes hyper when there is something for it.
 
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
@@ -16,6 +19,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::answer::Body;
@@ -33,15 +37,22 @@ use crate::telemetry::metrics::{Answered, RequestClass, Shed, StatusClass};
 /// A try with more headers than this is not plain.
 const HEADERS_MAX: usize = 48;
 
+/// What is read at once, in bytes: a try is far shorter.
+const READ_BYTES: usize = 8_192;
+
 thread_local! {
     /// Where a message is put together; what the socket does not take at once is kept by its connection.
     static DESK: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// Where a request is read; what is not the shortcut's is kept for hyper.
+    static INBOX: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into_boxed_slice());
 }
 
-/// A socket as hyper sees it: without the tries that the shortcut answers.
+/// The tries of one socket.
 #[derive(Debug)]
 pub struct Shortcut<S> {
     socket: S,
+    /// Came with a request's beginning, for hyper.
+    kept: Bytes,
     watch: Arc<Watch>,
     app: Arc<App>,
     draining: Arc<AtomicBool>,
@@ -49,6 +60,15 @@ pub struct Shortcut<S> {
     traced: bool,
     way: Way,
     doing: Answering,
+}
+
+/// Why the shortcut has nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Something is hyper's.
+    Hyper,
+    /// The client has closed its side, and nothing is under way.
+    End,
 }
 
 /// Whose the next bytes are.
@@ -110,31 +130,51 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Shortcut<S> {
     pub fn new(socket: S, watch: Arc<Watch>, app: Arc<App>, draining: Arc<AtomicBool>, tries: bool) -> Self {
         let way = if tries { Way::Open } else { Way::Closed };
         let traced = app.settings.telemetry.otlp_endpoint.is_some();
-        Self { socket, watch, app, draining, traced, way, doing: Answering::Nothing }
+        Self { socket, kept: Bytes::new(), watch, app, draining, traced, way, doing: Answering::Nothing }
     }
 
-    /// Takes what came if it is the shortcut's; `false`: it is hyper's.
-    fn take(&mut self, context: &mut Context<'_>, came: &[u8]) -> std::io::Result<bool> {
-        if matches!(self.way, Way::Hyper { to_come: 0 }) && self.watch.get().0 == Doing::Idle {
+    /// Answers tries until something else comes.
+    pub fn poll_tries(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<Next>> {
+        while self.is_open() {
+            ready!(self.poll_answer(context))?;
+            if let Some(next) = ready!(self.poll_request(context))? {
+                return Poll::Ready(Ok(next));
+            }
+        }
+        Poll::Ready(Ok(Next::Hyper))
+    }
+
+    /// Whether the next bytes begin a request.
+    fn is_open(&mut self) -> bool {
+        if self.way == (Way::Hyper { to_come: 0 }) && self.kept.is_empty() && self.watch.get().0 == Doing::Idle {
             self.way = Way::Open;
         }
-        self.way = match self.way {
-            Way::Open => match arrived(came) {
+        self.way == Way::Open
+    }
+
+    /// Reads where a request begins, and answers it if it is a try.
+    fn poll_request(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<Option<Next>>> {
+        INBOX.with_borrow_mut(|inbox| {
+            let mut buffer = ReadBuf::new(inbox);
+            ready!(Pin::new(&mut self.socket).poll_read(context, &mut buffer))?;
+            let came = buffer.filled();
+            if came.is_empty() {
+                return Poll::Ready(Ok(Some(Next::End)));
+            }
+            self.way = match arrived(came) {
                 Arrived::Try { offer, body } => {
                     if self.answer(context, offer, body)? {
-                        return Ok(true);
+                        return Poll::Ready(Ok(None));
                     }
                     Way::Hyper { to_come: 0 }
                 }
                 Arrived::Other { to_come } => Way::Hyper { to_come },
                 Arrived::Unclear => Way::Closed,
-            },
-            Way::Hyper { to_come } => {
-                to_come.checked_sub(came.len()).map_or(Way::Closed, |to_come| Way::Hyper { to_come })
-            }
-            Way::Closed => Way::Closed,
-        };
-        Ok(false)
+            };
+            self.kept = Bytes::copy_from_slice(came);
+            self.watch.bytes_came();
+            Poll::Ready(Ok(Some(Next::Hyper)))
+        })
     }
 
     /// Begins to answer a try; `false`: hyper must, and nothing has happened yet.
@@ -333,65 +373,125 @@ fn digits(text: &[u8]) -> Option<usize> {
     std::str::from_utf8(text).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Shortcut<S> {
+/// The socket as hyper sees it: without the tries that the shortcut answers.
+#[derive(Debug)]
+pub struct Rest<S>(Arc<Mutex<Shortcut<S>>>);
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Rest<S> {
+    /// Where a request begins hyper has to wait: the shortcut looks at it first.
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
-        let shortcut = self.get_mut();
-        loop {
-            ready!(shortcut.poll_answer(context))?;
-            let before = buffer.filled().len();
-            ready!(Pin::new(&mut shortcut.socket).poll_read(context, buffer))?;
-            let came = buffer.filled().get(before..).unwrap_or_default();
-            if came.is_empty() {
-                return Poll::Ready(Ok(()));
-            }
-            if !shortcut.take(context, came)? {
-                shortcut.watch.bytes_came();
-                return Poll::Ready(Ok(()));
-            }
-            buffer.set_filled(before);
+        let mut shortcut = self.0.lock();
+        if !shortcut.kept.is_empty() {
+            let some = shortcut.kept.len().min(buffer.remaining());
+            buffer.put_slice(&shortcut.kept.split_to(some));
+            return Poll::Ready(Ok(()));
         }
+        if shortcut.is_open() {
+            return Poll::Pending;
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut shortcut.socket).poll_read(context, buffer))?;
+        let came = buffer.filled().len() - before;
+        if came > 0 {
+            if let Way::Hyper { to_come } = shortcut.way {
+                let to_come = to_come.checked_sub(came);
+                shortcut.way = to_come.map_or(Way::Closed, |to_come| Way::Hyper { to_come });
+            }
+            shortcut.watch.bytes_came();
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Shortcut<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Rest<S> {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write(context, bytes);
-        self.watch.wrote(&written);
+        let mut shortcut = self.0.lock();
+        let written = Pin::new(&mut shortcut.socket).poll_write(context, bytes);
+        shortcut.watch.wrote(&written);
         written
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        let flushed = Pin::new(&mut self.socket).poll_flush(context);
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        let mut shortcut = self.0.lock();
+        let flushed = Pin::new(&mut shortcut.socket).poll_flush(context);
         if let Poll::Ready(Ok(())) = flushed {
-            self.watch.all_went();
+            shortcut.watch.all_went();
         }
         flushed
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(context)
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0.lock().socket).poll_shutdown(context)
     }
 
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffers: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write_vectored(context, buffers);
-        self.watch.wrote(&written);
+        let mut shortcut = self.0.lock();
+        let written = Pin::new(&mut shortcut.socket).poll_write_vectored(context, buffers);
+        shortcut.watch.wrote(&written);
         written
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
+        self.0.lock().socket.is_write_vectored()
+    }
+}
+
+/// A connection: the shortcut, and hyper as soon as there is something for it.
+#[derive(Debug)]
+pub struct Served<S, F, C> {
+    /// Never contended: both sides are the connection's one task.
+    shortcut: Arc<Mutex<Shortcut<S>>>,
+    begin: Option<F>,
+    hyper: Option<Pin<Box<C>>>,
+}
+
+impl<S, F: FnOnce(Rest<S>) -> C, C> Served<S, F, C> {
+    /// `begin` makes what serves the rest.
+    pub fn new(shortcut: Shortcut<S>, begin: F) -> Self {
+        Self { shortcut: Arc::new(Mutex::new(shortcut)), begin: Some(begin), hyper: None }
+    }
+}
+
+impl<S, F, C, E> Future for Served<S, F, C>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    F: FnOnce(Rest<S>) -> C + Unpin,
+    C: Future<Output = Result<(), E>>,
+    E: From<std::io::Error>,
+{
+    type Output = Result<(), E>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            if ready!(self.shortcut.lock().poll_tries(context))? == Next::End {
+                return Poll::Ready(Ok(()));
+            }
+            if let Some(begin) = self.begin.take() {
+                let rest = Rest(Arc::clone(&self.shortcut));
+                self.hyper = Some(Box::pin(begin(rest)));
+            }
+            if let Some(hyper) = &mut self.hyper
+                && let Poll::Ready(ended) = hyper.as_mut().poll(context)
+            {
+                return Poll::Ready(ended);
+            }
+            // Hyper was told to wait where a request begins; now the shortcut waits for it.
+            if !self.shortcut.lock().is_open() {
+                return Poll::Pending;
+            }
+        }
     }
 }
 
