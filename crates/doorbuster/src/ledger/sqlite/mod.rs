@@ -72,6 +72,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0011_closings.sql"),
     include_str!("../../../migrations/sqlite/0012_returns.sql"),
 ];
+    include_str!("../../../migrations/sqlite/0013_providers.sql"),
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.
 const READERS: usize = 3;

@@ -17,9 +17,6 @@ const PHONE: &str = "Mozilla/5.0 (iPhone; CPU iPhone OS 18_5 like Mac OS X) Appl
 const ALIPAY_CAPTURE: &str = "2026120122001499990000000001";
 const WECHAT_CAPTURE: &str = "4200000000202612010000000001";
 
-/// Nobody listens there: what is not to be asked would fail.
-const NOWHERE: &str = "http://127.0.0.1:9";
-
 /// One request, as it is understood.
 #[derive(Clone, Debug)]
 struct Wish {
@@ -79,6 +76,9 @@ impl Shop {
         let request = request.bearer_auth(&buyer.token).header("user-agent", agent);
         let (status, _, given) = self.app.send(request.json(&json!({"provider": self.desk.provider}))).await;
         assert_eq!(status, 200, "{given}");
+        given
+    }
+
     /// An order that this buyer cancels with the provider's address in hand, and its payment, of which nobody there has heard.
     async fn cancelled_before_its_buyer_arrives(&self, buyer: &TestBuyer<'_>) -> (String, String) {
         let (order, given) = self.start(buyer, DESKTOP).await;
@@ -87,9 +87,6 @@ impl Shop {
         buyer.call("POST", &format!("/api/v1/orders/{order}/cancel"), None, 200).await;
         eventually("it is not known there", async || self.desk.asked("close", &payment).len() == 1).await;
         (order, payment)
-    }
-
-        given
     }
 
     /// The whole way of money at this provider, after the starts.
