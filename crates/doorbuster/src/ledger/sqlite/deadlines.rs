@@ -14,7 +14,6 @@ use super::orders::{ORDER_COLUMNS, ORDER_COLUMNS_COUNT, Shelf, event_data, find,
 use super::payments::{self, PAYMENT_COLUMNS, read_payment};
 use super::shelf::{LEFT_COLUMNS, LEFT_COLUMNS_COUNT, Left};
 use super::{SqliteLedger, Urgency, column, signed, strikes};
-use crate::crash;
 use crate::ledger::money::{ClosedBatch, DuePlace, Lapsed, Overdue, Released};
 use crate::ledger::{LedgerError, LedgerResult, Misfit, Order};
 
@@ -36,7 +35,7 @@ impl SqliteLedger {
     ) -> LedgerResult<ClosedBatch> {
         let aside = numbers(aside.into_iter());
         let closed = |batch: &ClosedBatch| batch.closed.len();
-        self.release(Urgency::Clerk, closed, move |transaction| {
+        self.release(Urgency::Clerk.at("ledger.close_due"), closed, move |transaction| {
             close_due(transaction, &DueOrders { now, limit, aside }, &excuses)
         })
         .await
@@ -70,7 +69,7 @@ impl SqliteLedger {
         now: UnixMs,
     ) -> LedgerResult<Lapsed> {
         let closed = |lapsed: &Lapsed| usize::from(matches!(lapsed, Lapsed::Closed { .. }));
-        self.release(Urgency::Settle, closed, move |transaction| {
+        self.release(Urgency::Settle.at("ledger.close_asked"), closed, move |transaction| {
             close_asked(transaction, order, asked, &excuses, now)
         })
         .await
@@ -123,7 +122,6 @@ fn close_due(
     let change_nos = return_units(transaction, &numbers, now)?;
     let unexcused = due.iter().filter(|due| due.deserves_strike(excuses));
     let struck = strikes::strike(transaction, &self::numbers(unexcused.map(|due| due.order.no)), now)?;
-    crash::point("ledger.committing");
     let is_full = u32::try_from(due.len()).is_ok_and(|found| found >= limit);
     let closed = due
         .into_iter()
@@ -275,7 +273,6 @@ fn close_asked(
     let unpaid = Unpaid { order, terms };
     let unexcused = Some(unpaid.order.no).filter(|_| unpaid.deserves_strike(excuses));
     let struck = !strikes::strike(transaction, &numbers(unexcused.into_iter()), now)?.is_empty();
-    crash::point("ledger.committing");
     let released = Released { order: unpaid.order, change_no, restock: true, struck };
     Ok(Lapsed::Closed { released: Box::new(released), payment })
 }

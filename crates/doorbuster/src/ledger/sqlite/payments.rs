@@ -30,7 +30,10 @@ impl SqliteLedger {
     /// Durable when it returns, and the provider has heard of nothing. A retry finds the open payment, under the id of
     /// the first try.
     pub async fn start_payment(&self, wanted: NewPayment, now: UnixMs) -> LedgerResult<PaymentStarted> {
-        self.transact(Urgency::Settle, move |transaction| start(transaction, &wanted, now)).await
+        self.transact(Urgency::Settle.at("ledger.start_payment"), move |transaction| {
+            start(transaction, &wanted, now)
+        })
+        .await
     }
 
     /// Keeps what the provider answered when it heard of the payment: its own name of it, and where the buyer pays.
@@ -43,7 +46,7 @@ impl SqliteLedger {
         provider_ref: Option<String>,
         pay_url: String,
     ) -> LedgerResult<Option<Payment>> {
-        self.transact(Urgency::Settle, move |transaction| {
+        self.transact(Urgency::Settle.at("ledger.note_started"), move |transaction| {
             let Some(mut payment) = find(transaction, id)? else { return Ok(None) };
             if payment.pay_url.is_none() {
                 (payment.provider_ref, payment.pay_url) = (provider_ref, Some(pay_url));
@@ -64,7 +67,7 @@ impl SqliteLedger {
     /// Closes a payment that no money has come for: it failed, or the provider will take none any more. The order
     /// stays as it is. Durable when it returns; a retry finds it closed. Money that comes all the same is taken.
     pub async fn close_payment(&self, id: PaymentId, now: UnixMs) -> LedgerResult<PaymentClosed> {
-        self.transact(Urgency::Settle, move |transaction| {
+        self.transact(Urgency::Settle.at("ledger.close_payment"), move |transaction| {
             let Some(mut payment) = find(transaction, id)? else { return Ok(PaymentClosed::NotFound) };
             match payment.status.state {
                 State::Started => {
