@@ -251,10 +251,19 @@ async fn of_paying_cancelling_and_timing_out_at_the_same_instant_one_wins_and_th
         let race = races[usize::try_from(number / 12).unwrap()];
         racers.push(Racer::come(&app, &sale, race, number).await);
     }
+    let shorter = app.publish(paid_within(1, 899)).await;
+    let awake = bought(&app, &shorter, "somebody", 1).await;
     clock.advance(PAY_WITHIN - MOMENT);
+    // The sweeper is awake, and knows that the others are due in a moment.
+    until_state(&app, awake, State::Closed).await;
     let before = join_all(racers.iter().map(Racer::run_before)).await;
     let on = racers.iter().zip(before).map(|(racer, is_cancelled)| racer.run_on(is_cancelled));
-    let (cancelled, ()) = tokio::join!(join_all(on), async { clock.advance(MOMENT) });
+    // In the middle of those who come in the instant.
+    let deadline = async {
+        tokio::time::sleep(Duration::from_millis(4)).await;
+        clock.advance(MOMENT);
+    };
+    let (cancelled, ()) = tokio::join!(join_all(on), deadline);
 
     let won = winners(&app).await;
     let (mut in_it, mut cancels) = (Vec::new(), 0);
