@@ -1,6 +1,8 @@
 //! When an unpaid order closes. All times are the ledger's. Knows nothing of how a provider is asked; whoever asks
 //! remembers since when and what was heard, and may forget it: asking again is harmless.
 
+use std::collections::BTreeMap;
+
 use crate::payment::State as PaymentState;
 use crate::time::UnixMs;
 
@@ -104,34 +106,89 @@ pub fn due(now: UnixMs, pay_by: UnixMs, on_the_way: OnTheWay) -> Due {
     }
 }
 
-/// A span of time in which paying was impossible: we or the provider did not answer.
+/// A span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Outage {
+pub struct Span {
     pub from: UnixMs,
     pub until: UnixMs,
 }
 
-/// For how much of the time between recording and deadline paying was impossible, in milliseconds. Outages may be
+/// A span of time in which paying was impossible.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Outage {
+    /// The provider that took no payments; nothing when nobody could pay anywhere, because we did not answer.
+    pub provider: Option<String>,
+    pub span: Span,
+}
+
+impl Outage {
+    /// We did not answer.
+    #[must_use]
+    pub const fn everywhere(span: Span) -> Self {
+        Self { provider: None, span }
+    }
+}
+
+/// When paying was impossible, for whom: what excuses those who did not pay.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Excuses {
+    /// Of everybody.
+    everybody: Vec<Span>,
+    /// Of those who went to this provider.
+    at: BTreeMap<String, Vec<Span>>,
+}
+
+impl Excuses {
+    /// What follows from these outages where buyers choose among the providers `serving`: while one of them takes payments,
+    /// who has not gone to another could have paid.
+    pub fn of<'a>(
+        outages: impl IntoIterator<Item = Outage>,
+        serving: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
+        let mut excuses = Self::default();
+        for Outage { provider, span } in outages {
+            match provider {
+                None => excuses.everybody.push(span),
+                Some(provider) => excuses.at.entry(provider).or_default().push(span),
+            }
+        }
+        let at_each = serving.into_iter().map(|name| excuses.at.get(name).cloned().unwrap_or_default());
+        let at_all = at_each.reduce(|some, others| at_once(&some, &others)).unwrap_or_default();
+        excuses.everybody.extend(at_all);
+        excuses
+    }
+
+    /// Whether not having paid is excused: paying was impossible for more than a tenth of the time there was. `provider` is
+    /// the one that the buyer went to, if any.
+    #[must_use]
+    pub fn excuse(&self, recorded_at: UnixMs, pay_by: UnixMs, provider: Option<&str>) -> bool {
+        let there = provider.and_then(|provider| self.at.get(provider));
+        let spans: Vec<Span> = self.everybody.iter().chain(there.into_iter().flatten()).copied().collect();
+        let time = recorded_at.ms_until(pay_by);
+        impossible_ms(recorded_at, pay_by, spans).saturating_mul(10) > time
+    }
+}
+
+/// When it was so here and there.
+fn at_once(some: &[Span], others: &[Span]) -> Vec<Span> {
+    let both =
+        |one: &Span, other: &Span| Span { from: one.from.max(other.from), until: one.until.min(other.until) };
+    let pairs = some.iter().flat_map(|one| others.iter().map(move |other| both(one, other)));
+    pairs.filter(|span| span.from < span.until).collect()
+}
+
+/// For how much of the time between recording and deadline paying was impossible, in milliseconds. Spans may be
 /// given in any order and overlap; no moment counts twice.
-#[must_use]
-pub fn impossible_ms(recorded_at: UnixMs, pay_by: UnixMs, outages: &[Outage]) -> u64 {
-    let mut outages = outages.to_vec();
-    outages.sort_by_key(|outage| outage.from);
+fn impossible_ms(recorded_at: UnixMs, pay_by: UnixMs, mut spans: Vec<Span>) -> u64 {
+    spans.sort_by_key(|span| span.from);
     let (mut counted_to, mut sum) = (recorded_at, 0_u64);
-    for Outage { from, until } in outages {
+    for Span { from, until } in spans {
         let from = from.max(counted_to);
         let until = until.min(pay_by);
         sum = sum.saturating_add(from.ms_until(until));
         counted_to = counted_to.max(until);
     }
     sum
-}
-
-/// Whether not having paid is excused: paying was impossible for more than a tenth of the time there was.
-#[must_use]
-pub fn is_excused(recorded_at: UnixMs, pay_by: UnixMs, outages: &[Outage]) -> bool {
-    let time = recorded_at.ms_until(pay_by);
-    impossible_ms(recorded_at, pay_by, outages).saturating_mul(10) > time
 }
 
 #[cfg(test)]
@@ -187,17 +244,54 @@ mod tests {
         assert_eq!(of(&[PaymentState::Captured, PaymentState::Started]), OnTheWay::Captured);
     }
 
+    fn span(from: i64, until: i64) -> Span {
+        Span { from: UnixMs(from), until: UnixMs(until) }
+    }
+
+    fn outage(provider: &str, from: i64, until: i64) -> Outage {
+        Outage { provider: Some(provider.to_owned()), span: span(from, until) }
+    }
+
     #[test]
     fn exactly_a_tenth_of_the_time_is_no_excuse() {
-        let outage = |from, until| Outage { from: UnixMs(from), until: UnixMs(until) };
-        let excused = |outages: &[Outage]| is_excused(UnixMs(0), PAY_BY, outages);
+        let excused = |spans: &[Span]| {
+            let excuses = Excuses::of(spans.iter().copied().map(Outage::everywhere), ["stripe"]);
+            excuses.excuse(UnixMs(0), PAY_BY, None)
+        };
         assert!(!excused(&[]));
-        assert!(!excused(&[outage(0, 90_000)]));
-        assert!(excused(&[outage(0, 90_001)]));
-        assert!(!excused(&[outage(0, 90_000), outage(10, 80_000)]), "overlaps count once");
-        assert!(excused(&[outage(600_000, 645_001), outage(0, 45_000)]), "in any order");
-        assert!(!excused(&[outage(-500_000, 1), outage(899_999, 5_000_000)]), "only the time to pay counts");
-        assert!(!excused(&[outage(500_000, 100)]), "a span that ends before it begins is none");
+        assert!(!excused(&[span(0, 90_000)]));
+        assert!(excused(&[span(0, 90_001)]));
+        assert!(!excused(&[span(0, 90_000), span(10, 80_000)]), "overlaps count once");
+        assert!(excused(&[span(600_000, 645_001), span(0, 45_000)]), "in any order");
+        assert!(!excused(&[span(-500_000, 1), span(899_999, 5_000_000)]), "only the time to pay counts");
+        assert!(!excused(&[span(500_000, 100)]), "a span that ends before it begins is none");
+    }
+
+    #[test]
+    fn while_one_provider_takes_payments_only_those_who_went_to_another_are_excused() {
+        let serving = ["alipay", "stripe"];
+        let excused = |outages: &[Outage], provider: Option<&str>| {
+            Excuses::of(outages.to_vec(), serving).excuse(UnixMs(0), PAY_BY, provider)
+        };
+        let down = [outage("stripe", 0, 500_000)];
+        assert!(!excused(&down, None) && !excused(&down, Some("alipay")));
+        assert!(excused(&down, Some("stripe")));
+        let both = [outage("stripe", 0, 500_000), outage("alipay", 409_999, 900_000)];
+        assert!(excused(&both, None), "for a tenth and a millisecond nobody could pay");
+        let hardly = [outage("stripe", 0, 500_000), outage("alipay", 410_000, 450_000)];
+        assert!(!excused(&hardly, None) && !excused(&hardly, Some("alipay")));
+        let together =
+            [outage("alipay", 410_000, 450_000), Outage::everywhere(span(0, 50_001)), outage("stripe", 0, 1)];
+        assert!(excused(&together, Some("alipay")), "what kept everybody and what kept this buyer add up");
+        assert!(!excused(&together, None));
+    }
+
+    #[test]
+    fn a_provider_that_serves_nobody_any_more_keeps_nobody_from_paying() {
+        let down = vec![outage("stripe", 0, 500_000), outage("wechat", 0, 500_000)];
+        assert!(Excuses::of(down.clone(), ["stripe", "wechat"]).excuse(UnixMs(0), PAY_BY, None));
+        assert!(Excuses::of(down.clone(), ["stripe"]).excuse(UnixMs(0), PAY_BY, None));
+        assert!(!Excuses::of(down, []).excuse(UnixMs(0), PAY_BY, None));
     }
 
     proptest! {
@@ -235,15 +329,30 @@ mod tests {
 
         #[test]
         fn no_moment_of_an_outage_counts_twice(spans in prop::collection::vec((-50_i64..150, 0_i64..60), 0..8)) {
-            let outages: Vec<_> = spans
-                .iter()
-                .map(|(from, long)| Outage { from: UnixMs(*from), until: UnixMs(from + long) })
-                .collect();
-            let counted = (0..100).filter(|ms| {
-                outages.iter().any(|outage| outage.from.0 <= *ms && *ms < outage.until.0)
-            });
-            let sum = impossible_ms(UnixMs(0), UnixMs(100), &outages);
-            prop_assert_eq!(usize::try_from(sum).unwrap(), counted.count());
+            let spans: Vec<_> = spans.iter().map(|(from, long)| span(*from, from + long)).collect();
+            let counted = (0..100).filter(|ms| is_in(&spans, *ms)).count();
+            prop_assert_eq!(usize::try_from(impossible_ms(UnixMs(0), UnixMs(100), spans)).unwrap(), counted);
         }
+
+        #[test]
+        fn nobody_could_pay_when_all_providers_were_out(
+            spans in prop::collection::vec((0_usize..3, -50_i64..150, 0_i64..90), 0..12),
+        ) {
+            let serving = ["alipay", "stripe", "wechat"];
+            let outages: Vec<_> =
+                spans.iter().map(|(at, from, long)| outage(serving[*at], *from, from + long)).collect();
+            let out_at = |name: &str, ms: i64| {
+                let its_own = |outage: &&Outage| outage.provider.as_deref() == Some(name);
+                let its_spans: Vec<Span> = outages.iter().filter(its_own).map(|outage| outage.span).collect();
+                is_in(&its_spans, ms)
+            };
+            let expected = (0..100).filter(|ms| serving.iter().all(|name| out_at(name, *ms))).count();
+            let found = Excuses::of(outages.clone(), serving).everybody;
+            prop_assert_eq!(usize::try_from(impossible_ms(UnixMs(0), UnixMs(100), found)).unwrap(), expected);
+        }
+    }
+
+    fn is_in(spans: &[Span], ms: i64) -> bool {
+        spans.iter().any(|span| span.from.0 <= ms && ms < span.until.0)
     }
 }

@@ -65,7 +65,7 @@ pub enum Mark {
     Lift,
 }
 
-/// Who does not pay in time gets a strike, unless paying was impossible (see [`crate::deadline::is_excused`]); who
+/// Who does not pay in time gets a strike, unless paying was impossible (see [`crate::deadline::Excuses`]); who
 /// cancels in time gets none; late money that finds a unit lifts it.
 #[must_use]
 pub const fn mark(event: Event, excused: bool) -> Mark {

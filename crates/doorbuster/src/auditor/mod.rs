@@ -27,9 +27,10 @@ use rules::time::UnixMs;
 use rules::wire::{AuditRequest, AuditState, AuditView};
 use tokio::sync::oneshot;
 
-use self::cut::Cut;
+use self::cut::{Cut, Proven};
 use self::mend::{Mended, Mender};
 use crate::app::App;
+use crate::crash;
 use crate::ledger::audit::Scope;
 use crate::ledger::{LedgerError, LedgerResult};
 use crate::telemetry::metrics::AuditOutcome;
@@ -162,11 +163,18 @@ impl App {
         } else {
             cut::alone(first.doubts)
         };
-        let mended = if begun.repair { Mender(self).mend_all(&proven).await } else { Mended::default() };
+        let mended = if begun.repair { self.mend(&proven).await } else { Mended::default() };
         seen.held_up = seen.held_up.max(proven.held_up).max(mended.held_up);
         let view = report::done(begun, &seen, &proven, &mended, self.clock.now());
         report::tell(self, &view, &seen, &proven, &mended).await?;
         Ok(view)
+    }
+
+    /// What is mended is found in order by the next audit, should the process die before this one is kept.
+    async fn mend(self: &Arc<Self>, proven: &Proven) -> Mended {
+        let mended = Mender(self).mend_all(proven).await;
+        crash::point("audit.mended");
+        mended
     }
 
     fn note_failure(&self, begun: AuditView, error: &LedgerError) -> AuditView {

@@ -19,6 +19,7 @@ use super::patience::{Breaker, GRACE_MS, Room, wait_ms};
 use super::sink::{Sink, Trouble, WebhookSink};
 use super::window::{Next, WINDOW_MAX, Window, attempts_of, since_of};
 use crate::app::App;
+use crate::crash;
 use crate::ledger::sqlite::{Outgoing, Webhook};
 use crate::telemetry::metrics::Delivery;
 
@@ -318,6 +319,7 @@ impl Courier {
         let tells = breaker == self.work.breakers;
         match outcome {
             Ok(()) => {
+                crash::point("courier.sent");
                 self.count(Delivery::Delivered);
                 if tells {
                     self.work.breaker.delivered();

@@ -34,6 +34,8 @@ pub struct Hub {
     present: AtomicUsize,
     next_id: AtomicUsize,
     hasher: std::hash::RandomState,
+    /// Of those who read what they tell, one at a time.
+    reading: tokio::sync::Mutex<()>,
 }
 
 impl Default for Hub {
@@ -45,6 +47,7 @@ impl Default for Hub {
             present: AtomicUsize::new(0),
             next_id: AtomicUsize::new(0),
             hasher: std::hash::RandomState::new(),
+            reading: tokio::sync::Mutex::default(),
         }
     }
 }
@@ -162,6 +165,19 @@ impl Hub {
         }
     }
 
+    /// Tells an order as `read` finds it. Money may go back without a change of its order, so that no `seq` says which of two
+    /// words is the later one: whoever reads later tells later.
+    pub async fn publish_read<E>(
+        &self,
+        read: impl Future<Output = Result<Option<(BuyerId, Arc<OrderView>)>, E>>,
+    ) -> Result<(), E> {
+        let _turn = self.reading.lock().await;
+        if let Some((buyer, order)) = read.await? {
+            self.publish(&buyer, &order);
+        }
+        Ok(())
+    }
+
     fn fresh_id(&self) -> u64 {
         u64::try_from(self.next_id.fetch_add(1, Ordering::Relaxed)).unwrap_or(u64::MAX)
     }
@@ -268,6 +284,23 @@ mod tests {
         assert_eq!(watcher.change().await.unwrap().id, OrderId(1));
         hub.publish(&buyer("bob"), &order(2));
         assert_eq!(bob.next().await.unwrap().id, OrderId(2));
+    }
+
+    #[tokio::test]
+    async fn who_reads_later_tells_later() {
+        let hub = Arc::new(Hub::default());
+        let mut ann = hub.listen(&buyer("ann"), MOST).unwrap();
+        let found = |id: u128| Ok::<_, std::convert::Infallible>(Some((buyer("ann"), order(id))));
+        let (go_on, held_up) = oneshot::channel::<()>();
+        let slow = hub.publish_read(async {
+            held_up.await.unwrap();
+            found(1)
+        });
+        let quick = hub.publish_read(async { found(2) });
+        let (slow, quick, sent) = tokio::join!(slow, quick, async { go_on.send(()) });
+        assert_eq!((slow, quick, sent), (Ok(()), Ok(()), Ok(())));
+        let heard = [ann.next().await.unwrap().id, ann.next().await.unwrap().id];
+        assert_eq!(heard, [OrderId(1), OrderId(2)]);
     }
 
     #[tokio::test]

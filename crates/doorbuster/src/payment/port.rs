@@ -1,7 +1,7 @@
 //! The port: all providers behind one door, the sandbox among them. Owns which are on, how long each is waited for, and
 //! the way from their words to the ledger's. Decides nothing about orders and writes nothing down.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use http::HeaderMap;
 use parking_lot::Mutex;
 use reqwest::Client;
-use rules::deadline::{Outage, PROVIDER_ASKED_FOR_MS};
+use rules::deadline::{Outage, PROVIDER_ASKED_FOR_MS, Span};
 use rules::id::{PaymentId, timed};
 use rules::payment::{self, CaptureKey};
 use rules::time::UnixMs;
@@ -37,7 +37,7 @@ const START_WITHIN: Duration = Duration::from_secs(8);
 /// How long a provider may take to close a payment or to return money: nobody waits for it.
 const CALL_WITHIN: Duration = Duration::from_secs(15);
 
-/// Outages that are remembered; older ones are forgotten first.
+/// Outages that are remembered of one provider; older ones are forgotten first.
 const OUTAGES_MAX: usize = 64;
 
 /// Of a payment whose provider was taken out of the settings.
@@ -143,15 +143,40 @@ pub struct Port {
     public_url: Option<String>,
     return_url: Option<String>,
     home: OnceLock<SocketAddr>,
-    outages: Mutex<Outages>,
+    /// By the names of providers.
+    outages: Mutex<BTreeMap<&'static str, Outages>>,
 }
 
-/// When payments could not be started: from a failure to the next success, at whichever provider. In between nobody was
-/// seen to get through; that somebody might have is in doubt, and the doubt is the buyers'.
+/// When payments could not be started at one provider: from a failure to the next success. In between nobody was seen to get
+/// through; that somebody might have is in doubt, and the doubt is the buyers'. Alipay is never seen to fail: a payment
+/// there is started by its buyer's arrival.
 #[derive(Debug, Default)]
 struct Outages {
-    past: VecDeque<Outage>,
+    past: VecDeque<Span>,
     since: Option<UnixMs>,
+}
+
+impl Outages {
+    fn until(&self, now: UnixMs) -> impl Iterator<Item = Span> {
+        let open = self.since.map(|from| Span { from, until: now });
+        self.past.iter().copied().chain(open)
+    }
+
+    fn note<T>(&mut self, begun: &Result<T, CallError>, now: UnixMs) {
+        match begun {
+            Err(error) if error.is_worth_repeating() => {
+                self.since.get_or_insert(now);
+            }
+            Err(_) => {}
+            Ok(_) => {
+                let Some(from) = self.since.take() else { return };
+                if self.past.len() == OUTAGES_MAX {
+                    self.past.pop_front();
+                }
+                self.past.push_back(Span { from, until: now });
+            }
+        }
+    }
 }
 
 impl Port {
@@ -241,15 +266,18 @@ impl Port {
 
     /// Starts a payment at its provider. A repeat is the same payment there.
     pub async fn start(&self, payment: &Payment, beginning: &Beginning) -> Result<Begun, CallError> {
-        let begun = match self.find(&payment.provider)? {
+        match self.find(&payment.provider)? {
             Found::Sandbox(_) => Ok(Begun {
                 pay_url: self.address_of(&format!("/sandbox/pay/{}", payment.reference)),
                 provider_ref: None,
             }),
-            Found::Real(provider) => self.start_real(provider, payment, beginning).await,
-        };
-        self.note_outage(&begun);
-        begun
+            Found::Real(provider) => {
+                let begun = self.start_real(provider, payment, beginning).await;
+                let name = Name::Real(provider.name()).as_str();
+                self.outages.lock().entry(name).or_default().note(&begun, self.clock.now());
+                begun
+            }
+        }
     }
 
     async fn start_real(
@@ -415,30 +443,14 @@ impl Port {
         }
     }
 
-    /// When payments could not be started, as far as is remembered: no strike for those.
+    /// When payments could not be started at one of the providers, as far as is remembered.
     #[must_use]
     pub fn outages(&self, now: UnixMs) -> Vec<Outage> {
-        let outages = self.outages.lock();
-        let open = outages.since.map(|from| Outage { from, until: now });
-        outages.past.iter().copied().chain(open).collect()
-    }
-
-    fn note_outage<T>(&self, begun: &Result<T, CallError>) {
-        let now = self.clock.now();
-        let mut outages = self.outages.lock();
-        match begun {
-            Err(error) if error.is_worth_repeating() => {
-                outages.since.get_or_insert(now);
-            }
-            Err(_) => {}
-            Ok(_) => {
-                let Some(from) = outages.since.take() else { return };
-                if outages.past.len() == OUTAGES_MAX {
-                    outages.past.pop_front();
-                }
-                outages.past.push_back(Outage { from, until: now });
-            }
-        }
+        let of_one = |(name, outages): (&&str, &Outages)| -> Vec<Outage> {
+            let at = |span| Outage { provider: Some((*name).to_owned()), span };
+            outages.until(now).map(at).collect()
+        };
+        self.outages.lock().iter().flat_map(of_one).collect()
     }
 
     fn find(&self, provider: &str) -> Result<Found<'_>, CallError> {

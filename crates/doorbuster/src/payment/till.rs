@@ -319,18 +319,19 @@ impl App {
         if !self.hub.has_anyone() {
             return;
         }
-        let found = async {
-            match self.ledger.payment(payment).await?.and_then(|payment| payment.order) {
-                Some(order) => self.ledger.order_and_refunds(order).await,
-                None => Ok(None),
-            }
+        let read = async {
+            let Some(order) = self.ledger.payment(payment).await?.and_then(|payment| payment.order) else {
+                return Ok(None);
+            };
+            let found = self.ledger.order_and_refunds(order).await?;
+            let told = |(order, refunds): (Order, Vec<Payment>)| {
+                let view = Arc::new(order.view_with(&refunds));
+                (order.buyer, view)
+            };
+            LedgerResult::Ok(found.map(told))
         };
-        match found.await {
-            Ok(Some((order, refunds))) => {
-                self.hub.publish(&order.buyer, &Arc::new(order.view_with(&refunds)));
-            }
-            Ok(None) => {}
-            Err(error) => tracing::warn!(payment_id = %payment, %error, "a buyer could not be told"),
+        if let Err(error) = self.hub.publish_read(read).await {
+            tracing::warn!(payment_id = %payment, %error, "a buyer could not be told");
         }
     }
 }

@@ -302,7 +302,7 @@ async fn ask_until_answered(app: &App, payment: &Payment) -> Option<Word> {
 /// word.
 async fn close(app: &Arc<App>, order: OrderId, reply: &Reply) -> LedgerResult<()> {
     let now = app.clock.now();
-    match app.ledger.close_asked(order, reply.asked, app.all_outages(now), now).await? {
+    match app.ledger.close_asked(order, reply.asked, app.excuses(now), now).await? {
         Lapsed::Closed { released, payment } => {
             crash::point("sweeper.lapsed");
             app.note_strikes(std::slice::from_ref(&*released));

@@ -81,8 +81,8 @@ impl Closer {
     async fn close_batch(&mut self, app: &App, now: UnixMs) -> LedgerResult<bool> {
         let began = app.clock.instant();
         self.aside.let_go(now);
-        let (limit, outages) = (self.pace.orders, app.all_outages(now));
-        let batch = app.ledger.close_due(now, limit, outages, self.aside.all()).await?;
+        let (limit, excuses) = (self.pace.orders, app.excuses(now));
+        let batch = app.ledger.close_due(now, limit, excuses, self.aside.all()).await?;
         if batch.closed.is_empty() {
             return Ok(false);
         }

@@ -1,12 +1,12 @@
 //! When paying was impossible, as far as this process knows: the time it was away, and the times when the ledger could
-//! not be written. When providers do not answer, the port knows. All of it is written down, so that a start does not
-//! forget it.
+//! not be written. When a provider does not answer, the port knows. All of it is written down, so that a start does not
+//! forget it; whom it excuses is decided by `rules::deadline`.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rules::deadline::Outage;
+use rules::deadline::{Excuses, Outage, Span};
 use rules::time::UnixMs;
 
 use super::{RETRY_MAX, rest};
@@ -24,7 +24,7 @@ pub struct Outages(Mutex<Known>);
 #[derive(Debug, Default)]
 struct Known {
     past: Vec<Outage>,
-    /// Since when paying is impossible, if it is.
+    /// Since when paying is impossible everywhere, if it is.
     since: Option<UnixMs>,
 }
 
@@ -38,7 +38,7 @@ impl Outages {
     pub fn ended(&self, now: UnixMs) {
         let mut known = self.0.lock();
         if let Some(from) = known.since.take() {
-            known.keep([Outage { from, until: now }]);
+            known.keep([Outage::everywhere(Span { from, until: now })]);
         }
     }
 
@@ -46,8 +46,8 @@ impl Outages {
     #[must_use]
     pub fn until(&self, now: UnixMs) -> Vec<Outage> {
         let known = self.0.lock();
-        let present = known.since.map(|from| Outage { from, until: now });
-        known.past.iter().copied().chain(present).collect()
+        let present = known.since.map(|from| Outage::everywhere(Span { from, until: now }));
+        known.past.iter().cloned().chain(present).collect()
     }
 }
 
@@ -59,9 +59,15 @@ impl Known {
 }
 
 impl App {
-    /// All times in which paying was impossible, whoever was to blame: no strike for those.
+    /// Who is excused for not having paid by now: no strike for those. The sandbox takes no money, so that it is no choice
+    /// beside a real provider.
     #[must_use]
-    pub fn all_outages(&self, now: UnixMs) -> Vec<Outage> {
+    pub fn excuses(&self, now: UnixMs) -> Excuses {
+        Excuses::of(self.all_outages(now), self.port.real_names())
+    }
+
+    /// All times in which paying was impossible, here or at a provider.
+    fn all_outages(&self, now: UnixMs) -> Vec<Outage> {
         let mut outages = self.outages.until(now);
         outages.extend(self.port.outages(now));
         outages
@@ -107,9 +113,9 @@ impl Heartbeat {
         let is_due = somebody_may_pay && self.last.is_none_or(|last| last.elapsed() >= ALIVE_EVERY);
         // Whatever reaches until now lasts, or ended in this very moment and is over the next time.
         let (lasting, over): (Vec<_>, Vec<_>) =
-            app.all_outages(now).into_iter().partition(|outage| outage.until >= now);
+            app.all_outages(now).into_iter().partition(|outage| outage.span.until >= now);
         let mut unwritten: Vec<Outage> =
-            over.iter().copied().filter(|outage| !self.written.contains(outage)).collect();
+            over.iter().filter(|outage| !self.written.contains(outage)).cloned().collect();
         if unwritten.is_empty() && !is_due {
             return;
         }
@@ -137,12 +143,11 @@ mod tests {
         assert_eq!(outages.until(UnixMs(2)), []);
         outages.began(UnixMs(10));
         outages.began(UnixMs(20));
-        let present = Outage { from: UnixMs(10), until: UnixMs(25) };
-        assert_eq!(outages.until(UnixMs(25)), [present]);
-        let over = Outage { from: UnixMs(10), until: UnixMs(30) };
+        let outage = |until| Outage::everywhere(Span { from: UnixMs(10), until: UnixMs(until) });
+        assert_eq!(outages.until(UnixMs(25)), [outage(25)]);
         outages.ended(UnixMs(30));
         outages.ended(UnixMs(40));
-        assert_eq!(outages.until(UnixMs(50)), [over]);
+        assert_eq!(outages.until(UnixMs(50)), [outage(30)]);
     }
 
     #[test]
@@ -153,6 +158,6 @@ mod tests {
             outages.ended(UnixMs(at + 1));
         }
         let kept = outages.until(UnixMs(1_000));
-        assert_eq!((kept.len(), kept[0].from), (KEPT_MAX, UnixMs(1_000 - 256)));
+        assert_eq!((kept.len(), kept[0].span.from), (KEPT_MAX, UnixMs(1_000 - 256)));
     }
 }

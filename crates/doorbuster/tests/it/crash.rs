@@ -23,7 +23,7 @@ mod heavy {
     use secrecy::SecretString;
     use serde_json::{Value, json};
 
-    use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET, PATIENCE, draft};
+    use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET, PATIENCE};
     use crate::served::{Answer, Server};
     use crate::torture::{Evidence, Torture};
 
@@ -48,11 +48,9 @@ mod heavy {
     }
 
     impl Server {
-        async fn open_sale(&self) -> Shop {
-            let sale = self.operate("POST", "/admin/v1/sales", Some(&draft(STOCK))).await;
-            let id = sale["id"].as_str().unwrap().to_owned();
-            self.operate("POST", &format!("/admin/v1/sales/{id}/publish"), Some(&json!({}))).await;
-            Shop { sale: id, offer: sale["offers"][0]["id"].as_str().unwrap().to_owned() }
+        async fn open_shop(&self) -> Shop {
+            let (sale, offer) = self.open_sale(STOCK).await;
+            Shop { sale, offer }
         }
 
         /// The offer's units once nothing is queued.
@@ -98,11 +96,6 @@ mod heavy {
                     None => return all,
                 }
             }
-        }
-
-        fn end_hard(&self) {
-            self.process.kill().unwrap();
-            self.process.wait(END).unwrap();
         }
     }
 
@@ -293,7 +286,7 @@ mod heavy {
                 // Once per claim, and a whole crowd may be in the first commit.
                 "journal.telling" => chance.random_range(60..200),
                 // Once per cancel, and everybody of the crowd may wait for the answer to one.
-                "desk.cancelled" => chance.random_range(u64::from(CROWD) + 2..60),
+                "ledger.cancel_order" | "desk.cancelled" => chance.random_range(u64::from(CROWD) + 2..60),
                 _ => chance.random_range(8..30),
             };
             Self::Point(point, times)
@@ -317,8 +310,7 @@ mod heavy {
                 }
                 Self::Point(point, _) => {
                     until(|| !server.process.is_running().unwrap(), point).await;
-                    let reached = format!("crash point {point} reached");
-                    server.process.wait_for(END, |line| line.text.contains(&reached)).unwrap();
+                    server.has_died_at(point);
                 }
             }
         }
@@ -447,7 +439,7 @@ mod heavy {
     /// A sale on this folder, made by a server that is then killed.
     async fn new_sale(folder: &Path) -> (Arc<Shop>, Arc<History>) {
         let server = start(folder, None);
-        let shop = Arc::new(server.open_sale().await);
+        let shop = Arc::new(server.open_shop().await);
         server.end_hard();
         (shop, Arc::default())
     }
@@ -478,8 +470,8 @@ mod heavy {
         for point in POINTS {
             let answered = survive(folder.path(), &shop, &history, &Death::at(point, &mut chance)).await;
             let before = match point {
-                "desk.cancelled" => answered.cancels,
-                "desk.stock_changed" | "desk.acted" => answered.changes,
+                "ledger.cancel_order" | "desk.cancelled" => answered.cancels,
+                "ledger.change_stock" | "desk.stock_changed" | "desk.acted" => answered.changes,
                 _ => answered.orders,
             };
             assert!(before > 0, "{point}: nothing of its kind was answered before: {answered:?}");
@@ -506,14 +498,8 @@ mod heavy {
     /// A server armed with a point, with a sale of its own.
     async fn armed(folder: &Path, point: &str) -> (Server, Shop) {
         let server = start(folder, Some(point));
-        let shop = server.open_sale().await;
+        let shop = server.open_shop().await;
         (server, shop)
-    }
-
-    fn has_died_at(server: &Server, point: &str) {
-        let reached = format!("crash point {point} reached");
-        server.process.wait_for(END, |line| line.text.contains(&reached)).unwrap();
-        assert!(!server.process.wait(END).unwrap().success());
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -530,7 +516,7 @@ mod heavy {
         let (status, body) = server.cancel(&orders[0].0, "ann").await.unwrap();
         assert_eq!((status, &body["state"]), (200, &json!("closed")), "{body}");
         assert!(server.cancel(&orders[1].0, "bob").await.is_none(), "died under the second cancel");
-        has_died_at(&server, "desk.cancelled");
+        server.has_died_at("desk.cancelled");
 
         let server = start(folder.path(), None);
         for ((order, buyer), state) in orders.iter().zip(["closed", "closed", "awaiting_payment"]) {
@@ -556,7 +542,7 @@ mod heavy {
         let (status, body) = server.buy(&shop, &mint(&shop, "ann")).await.unwrap();
         assert_eq!(status, 202, "{body}");
         assert!(server.change_stock(&shop, 7, "second").await.is_none(), "died under the second change");
-        has_died_at(&server, "desk.stock_changed");
+        server.has_died_at("desk.stock_changed");
 
         let server = start(folder.path(), None);
         for (by, id, stock) in [(7, "second", STOCK + 12), (5, "first", STOCK + 5)] {

@@ -35,6 +35,9 @@ mod served;
 /// Killed processes.
 mod crash;
 
+/// Processes that die after something was done and before that is written down.
+mod untold;
+
 /// The whole engine on a disk that breaks.
 mod power_cut;
 

@@ -47,7 +47,8 @@ impl Got {
         &self.body["data"]
     }
 
-    fn order(&self) -> Option<(String, u64)> {
+    /// The order it is about, and which change of it.
+    pub fn order(&self) -> Option<(String, u64)> {
         let event = self.event();
         Some((event["order_id"].as_str()?.to_owned(), event["seq"].as_u64()?))
     }
@@ -112,7 +113,8 @@ impl Receiver {
         format!("http://{}/hooks", self.address)
     }
 
-    fn asked(&self) -> Vec<Got> {
+    /// All that came, in order.
+    pub fn asked(&self) -> Vec<Got> {
         self.got.lock().clone()
     }
 

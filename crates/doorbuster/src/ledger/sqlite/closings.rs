@@ -43,7 +43,7 @@ impl SqliteLedger {
     /// Writes down what came of asking, all of it in one transaction. Durable when it returns; a retry counts a vain try
     /// again. Whoever dies before it asks again, which is harmless. Waits behind whatever a buyer waits for.
     pub async fn note_closings(&self, notes: Vec<ClosingNote>) -> LedgerResult<()> {
-        self.transact(Urgency::Clerk, move |transaction| {
+        self.transact(Urgency::Clerk.at("ledger.note_closings"), move |transaction| {
             let done = notes.iter().filter(|note| note.end == ClosingEnd::Done);
             transaction
                 .prepare_cached(

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use rules::deadline::{self, Asked, Due, OnTheWay, Outage};
+use rules::deadline::{self, Asked, Due, Excuses, OnTheWay};
 use rules::id::{OfferId, OrderId};
 use rules::order::{self, Event, Reason, State, Status};
 use rules::strike::{Mark, mark};
@@ -14,14 +14,12 @@ use super::orders::{ORDER_COLUMNS, ORDER_COLUMNS_COUNT, Shelf, event_data, find,
 use super::payments::{self, PAYMENT_COLUMNS, read_payment};
 use super::shelf::{LEFT_COLUMNS, LEFT_COLUMNS_COUNT, Left};
 use super::{SqliteLedger, Urgency, column, signed, strikes};
-use crate::crash;
 use crate::ledger::money::{ClosedBatch, DuePlace, Lapsed, Overdue, Released};
 use crate::ledger::{LedgerError, LedgerResult, Misfit, Order};
 
 impl SqliteLedger {
     /// Closes up to `limit` unpaid orders whose `pay_by` has come and that nobody is paying, the earliest first: orders,
-    /// counters, events and strikes in one transaction. `outages` are the times in which paying was impossible; who
-    /// had too little time left gets no strike.
+    /// counters, events and strikes in one transaction. Whoever is excused gets no strike.
     ///
     /// Durable when it returns. A retry closes others or none: a closed order is never told of twice, so whoever dies
     /// before its units are back at the gate rebuilds the gate. Waits behind whatever a buyer waits for.
@@ -32,13 +30,13 @@ impl SqliteLedger {
         &self,
         now: UnixMs,
         limit: u32,
-        outages: Vec<Outage>,
+        excuses: Excuses,
         aside: Vec<u64>,
     ) -> LedgerResult<ClosedBatch> {
         let aside = numbers(aside.into_iter());
         let closed = |batch: &ClosedBatch| batch.closed.len();
-        self.release(Urgency::Clerk, closed, move |transaction| {
-            close_due(transaction, &DueOrders { now, limit, aside }, &outages)
+        self.release(Urgency::Clerk.at("ledger.close_due"), closed, move |transaction| {
+            close_due(transaction, &DueOrders { now, limit, aside }, &excuses)
         })
         .await
     }
@@ -67,12 +65,12 @@ impl SqliteLedger {
         &self,
         order: OrderId,
         asked: Asked,
-        outages: Vec<Outage>,
+        excuses: Excuses,
         now: UnixMs,
     ) -> LedgerResult<Lapsed> {
         let closed = |lapsed: &Lapsed| usize::from(matches!(lapsed, Lapsed::Closed { .. }));
-        self.release(Urgency::Settle, closed, move |transaction| {
-            close_asked(transaction, order, asked, &outages, now)
+        self.release(Urgency::Settle.at("ledger.close_asked"), closed, move |transaction| {
+            close_asked(transaction, order, asked, &excuses, now)
         })
         .await
     }
@@ -110,7 +108,7 @@ struct DueOrders {
 fn close_due(
     transaction: &Transaction<'_>,
     wanted: &DueOrders,
-    outages: &[Outage],
+    excuses: &Excuses,
 ) -> LedgerResult<ClosedBatch> {
     let DueOrders { now, limit, .. } = *wanted;
     let due = find_due(transaction, wanted)?;
@@ -122,9 +120,8 @@ fn close_due(
     let numbers = numbers(due.iter().map(|due| due.order.no));
     close_rows(transaction, &numbers, due.len(), status, now)?;
     let change_nos = return_units(transaction, &numbers, now)?;
-    let unexcused = due.iter().filter(|due| due.deserves_strike(outages));
+    let unexcused = due.iter().filter(|due| due.deserves_strike(excuses));
     let struck = strikes::strike(transaction, &self::numbers(unexcused.map(|due| due.order.no)), now)?;
-    crash::point("ledger.committing");
     let is_full = u32::try_from(due.len()).is_ok_and(|found| found >= limit);
     let closed = due
         .into_iter()
@@ -147,20 +144,30 @@ struct Unpaid {
 struct Terms {
     recorded_at: UnixMs,
     rehearsal: bool,
+    /// The one that the buyer went to last, if any.
+    provider: Option<String>,
 }
+
+/// The columns of the terms, in the order [`read_terms`] takes them.
+const TERMS_COLUMNS: &str = "orders.recorded_at, sales.rehearsal,
+    (select provider from payments where payments.order_id = orders.order_id order by payment_no desc limit 1)";
 
 impl Unpaid {
     /// Who plays along in a rehearsal gets no mark for it.
-    fn deserves_strike(&self, outages: &[Outage]) -> bool {
-        let Terms { recorded_at, rehearsal } = self.terms;
+    fn deserves_strike(&self, excuses: &Excuses) -> bool {
+        let Terms { recorded_at, rehearsal, ref provider } = self.terms;
         let pay_by = self.order.pay_by.unwrap_or(recorded_at);
-        let excused = rehearsal || deadline::is_excused(recorded_at, pay_by, outages);
+        let excused = rehearsal || excuses.excuse(recorded_at, pay_by, provider.as_deref());
         mark(Event::TimedOut, excused) == Mark::Strike
     }
 }
 
 fn read_terms(row: &Row<'_>, index: usize) -> rusqlite::Result<Terms> {
-    Ok(Terms { recorded_at: column::time(row, index)?, rehearsal: row.get(index + 1)? })
+    Ok(Terms {
+        recorded_at: column::time(row, index)?,
+        rehearsal: row.get(index + 1)?,
+        provider: row.get(index + 2)?,
+    })
 }
 
 /// What `rules::deadline::due` asks of an order without money on its way, for [`DueOrders`].
@@ -174,7 +181,7 @@ const FROM_DUE: &str = "from orders indexed by orders_due cross join offers usin
     order by orders.pay_by, orders.order_no limit ?2";
 
 fn find_due(connection: &Connection, wanted: &DueOrders) -> rusqlite::Result<Vec<Unpaid>> {
-    let sql = format!("select {ORDER_COLUMNS}, orders.recorded_at, sales.rehearsal {FROM_DUE}");
+    let sql = format!("select {ORDER_COLUMNS}, {TERMS_COLUMNS} {FROM_DUE}");
     let mut statement = connection.prepare_cached(&sql)?;
     let rows = statement.query_map(params![wanted.now.0, wanted.limit, wanted.aside], |row| {
         Ok(Unpaid { order: read_order(row)?, terms: read_terms(row, ORDER_COLUMNS_COUNT)? })
@@ -246,7 +253,7 @@ fn close_asked(
     transaction: &Transaction<'_>,
     id: OrderId,
     asked: Asked,
-    outages: &[Outage],
+    excuses: &Excuses,
     now: UnixMs,
 ) -> LedgerResult<Lapsed> {
     let Some(mut order) = find(transaction, id)? else { return Ok(Lapsed::NotFound) };
@@ -264,20 +271,17 @@ fn close_asked(
     let change_no = write_event(transaction, &mut order, Event::TimedOut, Shelf::Same, now)?;
     let payment = payments::close_open(transaction, id, now)?;
     let unpaid = Unpaid { order, terms };
-    let unexcused = Some(unpaid.order.no).filter(|_| unpaid.deserves_strike(outages));
+    let unexcused = Some(unpaid.order.no).filter(|_| unpaid.deserves_strike(excuses));
     let struck = !strikes::strike(transaction, &numbers(unexcused.into_iter()), now)?.is_empty();
-    crash::point("ledger.committing");
     let released = Released { order: unpaid.order, change_no, restock: true, struck };
     Ok(Lapsed::Closed { released: Box::new(released), payment })
 }
 
 fn terms_of(connection: &Connection, id: OrderId) -> rusqlite::Result<Terms> {
-    connection
-        .prepare_cached(
-            "select orders.recorded_at, sales.rehearsal
-             from orders join offers using (offer_no) join sales using (sale_no) where order_id = ?1",
-        )?
-        .query_row([id.to_bytes()], |row| read_terms(row, 0))
+    let sql = format!(
+        "select {TERMS_COLUMNS} from orders join offers using (offer_no) join sales using (sale_no) where order_id = ?1"
+    );
+    connection.prepare_cached(&sql)?.query_row([id.to_bytes()], |row| read_terms(row, 0))
 }
 
 /// Walks over what is due, not over all that are being paid: of the former little is left, the latter may be a crowd.

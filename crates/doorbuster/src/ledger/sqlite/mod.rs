@@ -54,6 +54,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::{LedgerError, LedgerResult};
+use crate::crash;
 use crate::failure::{Failure, Reports};
 use crate::queue::copying::{Log, stand_back};
 use crate::queue::sqlite::{CommitFailure, Disk, classify_commit, open_reader, open_writer};
@@ -71,6 +72,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../migrations/sqlite/0010_receivers.sql"),
     include_str!("../../../migrations/sqlite/0011_closings.sql"),
     include_str!("../../../migrations/sqlite/0012_returns.sql"),
+    include_str!("../../../migrations/sqlite/0013_providers.sql"),
 ];
 
 /// Connections that read. Reads are short; more of them would only wait for the same two cores.
@@ -100,6 +102,9 @@ trait Change: Send {
     /// Makes the change. `false` when it was refused by an error: then nothing of it may stay.
     fn make(&mut self, transaction: &Transaction<'_>) -> bool;
 
+    /// The next step is the commit.
+    fn is_made(&self);
+
     fn answer(self: Box<Self>, fate: &CommitFate);
 }
 
@@ -109,6 +114,8 @@ struct Wanted<T, F> {
     /// Taken when it is made.
     work: Option<F>,
     result: Option<LedgerResult<T>>,
+    /// Where the process can be told to die before the commit.
+    point: Option<&'static str>,
     /// Of how many orders the gate gets units back, by the result.
     releases: fn(&T) -> usize,
     returning: Arc<AtomicUsize>,
@@ -119,6 +126,12 @@ impl<T: Send, F: FnOnce(&Transaction<'_>) -> LedgerResult<T> + Send> Change for 
     fn make(&mut self, transaction: &Transaction<'_>) -> bool {
         self.result = self.work.take().map(|work| work(transaction));
         matches!(self.result, Some(Ok(_)))
+    }
+
+    fn is_made(&self) {
+        if let (Some(point), Some(Ok(_))) = (self.point, &self.result) {
+            crash::point(point);
+        }
     }
 
     fn answer(self: Box<Self>, fate: &CommitFate) {
@@ -156,6 +169,26 @@ enum Urgency {
     Settle,
     /// The clerk's batches.
     Clerk,
+}
+
+impl Urgency {
+    /// For a change that moves units or money: the point of [`crash`] just before its commit.
+    const fn at(self, point: &'static str) -> Manner {
+        Manner { urgency: self, point: Some(point) }
+    }
+}
+
+/// How a write is made.
+#[derive(Clone, Copy, Debug)]
+struct Manner {
+    urgency: Urgency,
+    point: Option<&'static str>,
+}
+
+impl From<Urgency> for Manner {
+    fn from(urgency: Urgency) -> Self {
+        Self { urgency, point: None }
+    }
 }
 
 /// A handle to the ledger; clones share it.
@@ -290,17 +323,17 @@ impl SqliteLedger {
     /// Makes one change on the writing thread, all of it or nothing; it is durable when this returns `Ok`.
     async fn transact<T: Send + 'static>(
         &self,
-        urgency: Urgency,
+        manner: impl Into<Manner>,
         work: impl FnOnce(&Transaction<'_>) -> LedgerResult<T> + Send + 'static,
     ) -> LedgerResult<T> {
-        self.release(urgency, |_| 0, work).await
+        self.release(manner, |_| 0, work).await
     }
 
     /// The same for a change by which orders let go of their units; `releases` says how many did. They count as
     /// returning from the commit on, until [`SqliteLedger::returned`] is told.
     async fn release<T: Send + 'static>(
         &self,
-        urgency: Urgency,
+        manner: impl Into<Manner>,
         releases: fn(&T) -> usize,
         work: impl FnOnce(&Transaction<'_>) -> LedgerResult<T> + Send + 'static,
     ) -> LedgerResult<T> {
@@ -309,9 +342,11 @@ impl SqliteLedger {
                 "this ledger was opened for a look: nothing is changed"
             )));
         }
+        let Manner { urgency, point } = manner.into();
         let (send, receive) = oneshot::channel();
         let returning = Arc::clone(&self.returning);
-        let job: Write = Box::new(Wanted { work: Some(work), result: None, releases, returning, send });
+        let job: Write =
+            Box::new(Wanted { work: Some(work), result: None, point, releases, returning, send });
         let queue = match urgency {
             Urgency::Settle => &self.settle,
             Urgency::Clerk => &self.clerk,
@@ -397,7 +432,7 @@ fn make(connection: &mut Connection, changes: &mut [Write]) -> rusqlite::Result<
         // Alone it needs no savepoint, whose price is a copy of every page that changes.
         is_kept = change.make(&transaction);
     } else {
-        for change in changes {
+        for change in &mut *changes {
             is_kept |= make_one_of_many(&transaction, change)?;
             if transaction.is_autocommit() {
                 // A full or broken disk: SQLite has undone the whole transaction by itself.
@@ -408,6 +443,7 @@ fn make(connection: &mut Connection, changes: &mut [Write]) -> rusqlite::Result<
     if !is_kept {
         return Ok(CommitFate::Committed);
     }
+    changes.iter().for_each(|change| change.is_made());
     Ok(transaction.commit().map_or_else(
         |error| match classify_commit(&error) {
             CommitFailure::NothingHappened => CommitFate::NothingHappened(error.to_string()),

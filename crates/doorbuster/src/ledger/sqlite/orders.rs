@@ -20,7 +20,6 @@ use rusqlite::{
 
 use super::shelf::{LEFT_COLUMNS, LEFT_COLUMNS_COUNT, Left};
 use super::{SqliteLedger, Urgency, column, payments, settling, signed, turns};
-use crate::crash;
 use crate::ledger::money::Released;
 use crate::ledger::{Cancelled, LedgerError, LedgerResult, Order, OrderPage, OrderSearch, Record, Recorded};
 use crate::queue::Claim;
@@ -75,7 +74,7 @@ impl SqliteLedger {
         now: UnixMs,
     ) -> LedgerResult<Vec<Record>> {
         let wanted = Arc::clone(&self.wanted);
-        self.transact(Urgency::Clerk, move |transaction| {
+        self.transact(Urgency::Clerk.at("ledger.record_orders"), move |transaction| {
             record(transaction, &batch, now, || wanted.load(Ordering::Acquire))
         })
         .await
@@ -147,7 +146,10 @@ impl SqliteLedger {
     /// closed. Money that is here and not decided comes first: then nothing happens.
     pub async fn cancel_order(&self, id: OrderId, buyer: BuyerId, now: UnixMs) -> LedgerResult<Cancelled> {
         let closed = |cancelled: &Cancelled| usize::from(matches!(cancelled, Cancelled::Closed { .. }));
-        self.release(Urgency::Settle, closed, move |transaction| cancel(transaction, id, &buyer, now)).await
+        self.release(Urgency::Settle.at("ledger.cancel_order"), closed, move |transaction| {
+            cancel(transaction, id, &buyer, now)
+        })
+        .await
     }
 
     /// When the next unpaid order of each of these offers must be paid. Offers without one are passed over by their
@@ -242,7 +244,6 @@ fn record(
     move_counters(transaction, &books, now)?;
     let last = batch.iter().zip(&records).map(|((seq, _), _)| *seq).max().unwrap_or(0);
     transaction.prepare_cached("update identity set cursor = max(cursor, ?1)")?.execute([signed(last)])?;
-    crash::point("ledger.committing");
     Ok(records)
 }
 

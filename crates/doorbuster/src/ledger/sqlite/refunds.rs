@@ -50,13 +50,16 @@ impl SqliteLedger {
         now: UnixMs,
     ) -> LedgerResult<RefundAsked> {
         let restock = restock.into();
-        self.transact(Urgency::Settle, move |transaction| refund_order(transaction, id, restock, now)).await
+        self.transact(Urgency::Settle.at("ledger.refund_order"), move |transaction| {
+            refund_order(transaction, id, restock, now)
+        })
+        .await
     }
 
     /// Tries again to return money that the provider refused to return; an order that it had paid is `refunding`
     /// again. Answers the payment; a retry, or a payment that is not in that state, changes nothing and is `None`.
     pub async fn retry_refund(&self, id: PaymentId, now: UnixMs) -> LedgerResult<Option<Payment>> {
-        self.transact(Urgency::Settle, move |transaction| {
+        self.transact(Urgency::Settle.at("ledger.retry_refund"), move |transaction| {
             let failed = |payment: &Payment| payment.status.state == State::RefundFailed;
             let Some(mut payment) = payments::find(transaction, id)?.filter(failed) else { return Ok(None) };
             begin_again(transaction, &mut payment, now)?;
@@ -94,7 +97,7 @@ impl SqliteLedger {
         next_try_at: UnixMs,
         now: UnixMs,
     ) -> LedgerResult<Option<Payment>> {
-        self.transact(Urgency::Settle, move |transaction| {
+        self.transact(Urgency::Settle.at("ledger.refund_begun"), move |transaction| {
             let Some(mut payment) = payments::find(transaction, id)? else { return Ok(None) };
             match payment.status.state {
                 State::RefundDue => step(transaction, &mut payment, Event::RefundStarted, now)?,
@@ -122,7 +125,7 @@ impl SqliteLedger {
         number: String,
         refund_ref: Option<String>,
     ) -> LedgerResult<()> {
-        self.transact(Urgency::Settle, move |transaction| {
+        self.transact(Urgency::Settle.at("ledger.refund_pending"), move |transaction| {
             let Some(mut payment) = under_way(transaction, id, &number)? else { return Ok(()) };
             payment.failures = 0;
             payment.refund_ref = refund_ref.or(payment.refund_ref);
@@ -141,7 +144,7 @@ impl SqliteLedger {
         failures_max: u32,
         now: UnixMs,
     ) -> LedgerResult<Option<RefundEnd>> {
-        self.transact(Urgency::Settle, move |transaction| {
+        self.transact(Urgency::Settle.at("ledger.refund_put_off"), move |transaction| {
             let number = failure.number.clone().unwrap_or_default();
             let Some(mut payment) = under_way(transaction, id, &number)? else { return Ok(None) };
             payment.failures = payment.failures.saturating_add(1);
@@ -188,9 +191,11 @@ impl SqliteLedger {
     }
 
     async fn end_refund(&self, id: PaymentId, word: RefundWord, now: UnixMs) -> LedgerResult<RefundEnd> {
-        self.release(Urgency::Settle, releases, move |transaction| match payments::find(transaction, id)? {
-            Some(payment) => end(transaction, payment, &word, now),
-            None => Ok(RefundEnd::NotFound),
+        self.release(Urgency::Settle.at("ledger.end_refund"), releases, move |transaction| {
+            match payments::find(transaction, id)? {
+                Some(payment) => end(transaction, payment, &word, now),
+                None => Ok(RefundEnd::NotFound),
+            }
         })
         .await
     }

@@ -266,7 +266,7 @@ impl SqliteLedger {
         change_id: String,
         now: UnixMs,
     ) -> LedgerResult<StockChanged> {
-        self.transact(Urgency::Settle, move |transaction| {
+        self.transact(Urgency::Settle.at("ledger.change_stock"), move |transaction| {
             change_stock(transaction, offer, change, &change_id, now)
         })
         .await

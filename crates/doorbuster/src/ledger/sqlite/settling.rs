@@ -32,15 +32,20 @@ impl SqliteLedger {
     pub async fn take_notice(&self, notice: Notice, now: UnixMs) -> LedgerResult<Taken> {
         let releases =
             |taken: &Taken| if let Taken::Refund(end) = taken { refunds::releases(end) } else { 0 };
-        self.release(Urgency::Settle, releases, move |transaction| take(transaction, &notice, now)).await
+        self.release(Urgency::Settle.at("ledger.take_notice"), releases, move |transaction| {
+            take(transaction, &notice, now)
+        })
+        .await
     }
 
     /// Decides a capture that waits, with what is known by now. `absent` says what it means that its order is not in
     /// the ledger. Durable when it returns; a retry is [`Settled::Duplicate`] or waits on.
     pub async fn settle_capture(&self, id: PaymentId, absent: Absent, now: UnixMs) -> LedgerResult<Decided> {
-        self.transact(Urgency::Settle, move |transaction| match payments::find(transaction, id)? {
-            Some(payment) => settle(transaction, Captured::written(payment), absent, now),
-            None => Ok(Decided { this: Settled::NotFound, before: Vec::new() }),
+        self.transact(Urgency::Settle.at("ledger.settle_capture"), move |transaction| {
+            match payments::find(transaction, id)? {
+                Some(payment) => settle(transaction, Captured::written(payment), absent, now),
+                None => Ok(Decided { this: Settled::NotFound, before: Vec::new() }),
+            }
         })
         .await
     }
@@ -73,7 +78,7 @@ impl SqliteLedger {
         reason: RefundReason,
         now: UnixMs,
     ) -> LedgerResult<Settled> {
-        self.transact(Urgency::Settle, move |transaction| {
+        self.transact(Urgency::Settle.at("ledger.refund_late"), move |transaction| {
             let Some(payment) = payments::find(transaction, id)? else { return Ok(Settled::NotFound) };
             if payment.status.state != State::Captured {
                 return Ok(Settled::Duplicate);
@@ -91,7 +96,7 @@ impl SqliteLedger {
         _drained: QueueIsDrained,
         now: UnixMs,
     ) -> LedgerResult<Decided> {
-        self.transact(Urgency::Settle, move |transaction| {
+        self.transact(Urgency::Settle.at("ledger.revive_alone"), move |transaction| {
             let Some(payment) = payments::find(transaction, id)? else {
                 return Ok(Decided { this: Settled::NotFound, before: Vec::new() });
             };

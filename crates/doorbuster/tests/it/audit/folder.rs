@@ -9,6 +9,7 @@ use doorbuster::ledger::SqliteLedger;
 use doorbuster::ledger::money::{RefundAsked, RefundEnd};
 use doorbuster::queue::{Claim, claim::Entries};
 use rules::audit::{Kind, Mending};
+use rules::deadline::Excuses;
 use rules::id::{OfferId, OrderId};
 use rules::time::UnixMs;
 use rules::wire::{AuditRequest, AuditView};
@@ -55,7 +56,7 @@ async fn past() -> Past {
     let folder = app.stop().await;
     // Without a server: its workers would go on with what is half done here.
     let ledger = SqliteLedger::open(&folder.path().join(LEDGER), None, [0; 16]).unwrap();
-    let lapsed = ledger.close_due(now.plus_s(1_000), 1, vec![], Vec::new()).await.unwrap();
+    let lapsed = ledger.close_due(now.plus_s(1_000), 1, Excuses::default(), Vec::new()).await.unwrap();
     assert_eq!(lapsed.closed[0].order.buyer, buyer("dan"));
     pay(&ledger, bob, "bob", 2, now).await;
     for (order, name, restock) in refunds {

@@ -12,6 +12,7 @@ use doorbuster::ledger::audit::Scope;
 use doorbuster::ledger::money::{Decided, Names, QueueIsDrained, Settled, Taken};
 use doorbuster::queue::Claim;
 use rules::audit::{Kind, Mending};
+use rules::deadline::Excuses;
 use rules::id::{OfferId, OrderId};
 use rules::order::State;
 use rules::payment::REFUND_SLOW_MS;
@@ -384,7 +385,7 @@ async fn an_order_that_late_money_revives_after_the_last_look_is_no_finding() {
     let (app, clock, scope) = (&idle.app, &idle.clock, of_offer(offers[0]));
     idle.buy(offers[0], "ann", OrderId(20)).await;
     clock.advance(Duration::from_secs(901));
-    let closed = app.ledger.close_due(clock.now(), 1, vec![], vec![]).await.unwrap().closed;
+    let closed = app.ledger.close_due(clock.now(), 1, Excuses::default(), vec![]).await.unwrap().closed;
     assert_eq!(closed.len(), 1, "in the ledger; the gate still holds its unit");
     let first = Cut::take(app, scope).await.unwrap();
     let second = Cut::take(app, scope).await.unwrap();

@@ -2,8 +2,8 @@
 
 use doorbuster::ledger::Cancelled;
 use doorbuster::ledger::money::{Decided, Lapsed, Settled, Taken};
-use rules::deadline::{Answer, Asked, CALLBACK_AWAITED_FOR_MS, Due, Outage};
-use rules::id::OrderId;
+use rules::deadline::{Answer, Asked, CALLBACK_AWAITED_FOR_MS, Due, Excuses, Outage, Span};
+use rules::id::{OrderId, PaymentId};
 use rules::order::{Reason, State};
 use rules::payment::State as PaymentState;
 use rules::strike::{Cause, Strike};
@@ -17,7 +17,7 @@ pub(super) const PAY_BY: UnixMs = UnixMs(NOW.0 + 900_000);
 
 /// Closes whatever is due, as the sweeper does.
 pub(super) async fn sweep(books: &Books, now: UnixMs) -> Vec<(u128, u32)> {
-    let batch = books.ledger.close_due(now, 100, Vec::new(), Vec::new()).await.unwrap();
+    let batch = books.ledger.close_due(now, 100, Excuses::default(), Vec::new()).await.unwrap();
     batch.closed.iter().map(|closed| (closed.order.id.0, closed.order.seq)).collect()
 }
 
@@ -29,7 +29,7 @@ async fn strikes(books: &Books, name: &str) -> Vec<Strike> {
 async fn an_unpaid_order_closes_at_its_deadline_and_not_before(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 2), claim(2, 12, "bob", 1)]).await;
     assert_eq!(sweep(&books, UnixMs(PAY_BY.0 - 1)).await, []);
-    let batch = books.ledger.close_due(PAY_BY, 100, Vec::new(), Vec::new()).await.unwrap();
+    let batch = books.ledger.close_due(PAY_BY, 100, Excuses::default(), Vec::new()).await.unwrap();
     let [ann, bob] = &batch.closed[..] else { panic!("{batch:?}") };
     assert_eq!((ann.order.id, ann.order.seq, ann.order.quantity), (OrderId(11), 3, 2));
     assert_eq!((&ann.order.buyer, ann.order.offer, ann.restock), (&buyer("ann"), OFFER, true));
@@ -64,7 +64,7 @@ async fn many_are_closed_batch_by_batch_and_the_earliest_first(books: Books) {
     let mut closed = Vec::new();
     let mut full = Vec::new();
     loop {
-        let batch = books.ledger.close_due(PAY_BY, 2, Vec::new(), Vec::new()).await.unwrap();
+        let batch = books.ledger.close_due(PAY_BY, 2, Excuses::default(), Vec::new()).await.unwrap();
         closed.extend(batch.closed.iter().map(|closed| closed.order.id.0));
         full.push(batch.is_full);
         if !batch.is_full {
@@ -83,7 +83,7 @@ async fn an_order_that_somebody_pays_waits_for_the_providers_word(books: Books) 
     assert_eq!(books.ledger.overdue(UnixMs(PAY_BY.0 - 1), None, 10).await.unwrap(), []);
     let overdue = books.ledger.overdue(PAY_BY, None, 10).await.unwrap();
     assert_eq!((overdue.len(), overdue[0].order.id, overdue[0].payment.id.0), (1, OrderId(11), 101));
-    let close = |asked, now| books.ledger.close_asked(OrderId(11), asked, Vec::new(), now);
+    let close = |asked, now| books.ledger.close_asked(OrderId(11), asked, Excuses::default(), now);
     let not_now = |lapsed: Lapsed| match lapsed {
         Lapsed::NotNow(due) => due,
         other => panic!("{other:?}"),
@@ -106,7 +106,7 @@ async fn an_order_that_somebody_pays_waits_for_the_providers_word(books: Books) 
     let again = close(since, PAY_BY.plus_s(6)).await.unwrap();
     assert!(matches!(again, Lapsed::NotUnpaid(State::Closed)), "{again:?}");
     assert!(matches!(
-        books.ledger.close_asked(OrderId(99), since, Vec::new(), PAY_BY).await.unwrap(),
+        books.ledger.close_asked(OrderId(99), since, Excuses::default(), PAY_BY).await.unwrap(),
         Lapsed::NotFound
     ));
     assert_eq!(strikes(&books, "ann").await.len(), 1);
@@ -122,7 +122,7 @@ async fn an_order_with_undecided_money_is_never_closed(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 1)]).await;
     assert_eq!(sweep(&books, PAY_BY.plus_s(60)).await, []);
     let not_paid = Asked::Answered { answer: Answer::NotPaid, at: PAY_BY };
-    let asked = books.ledger.close_asked(OrderId(11), not_paid, Vec::new(), PAY_BY).await.unwrap();
+    let asked = books.ledger.close_asked(OrderId(11), not_paid, Excuses::default(), PAY_BY).await.unwrap();
     assert!(matches!(asked, Lapsed::NotNow(Due::Settle)), "{asked:?}");
     let cancelled = books.ledger.cancel_order(OrderId(11), buyer("ann"), NOW).await.unwrap();
     assert!(matches!(cancelled, Cancelled::MoneyIsHere), "{cancelled:?}");
@@ -136,13 +136,40 @@ async fn who_could_not_pay_gets_no_strike(books: Books) {
     books.ledger.record_orders(vec![claim(2, 12, "bob", 1)], later).await.unwrap();
     start(&books, 12, "bob", "sandbox", 102).await;
     // A tenth of 900 s and one millisecond more, of which the second order saw nothing.
-    let outage = Outage { from: NOW.plus_s(10), until: NOW.plus_s(100).plus_ms(1) };
+    let span = Span { from: NOW.plus_s(10), until: NOW.plus_s(100).plus_ms(1) };
+    let excuses = Excuses::of([Outage::everywhere(span)], ["sandbox"]);
     let closed =
-        books.ledger.close_due(later.plus_s(900), 10, vec![outage], Vec::new()).await.unwrap().closed;
+        books.ledger.close_due(later.plus_s(900), 10, excuses.clone(), Vec::new()).await.unwrap().closed;
     assert_eq!(closed.len(), 1);
     let not_paid = Asked::Answered { answer: Answer::NotPaid, at: later };
-    books.ledger.close_asked(OrderId(12), not_paid, vec![outage], later.plus_s(900)).await.unwrap();
+    books.ledger.close_asked(OrderId(12), not_paid, excuses, later.plus_s(900)).await.unwrap();
     assert_eq!((strikes(&books, "ann").await.len(), strikes(&books, "bob").await.len()), (0, 1));
+    assert_books_fit(&books).await;
+}
+
+/// One of two providers is down: whoever went there last is excused, be it open still or closed, and nobody else.
+async fn who_went_to_a_provider_that_was_down_gets_no_strike(books: Books) {
+    let names = ["ann", "bob", "cyd", "dan", "eve"];
+    let claims = names.iter().zip(1_u64..).map(|(name, no)| claim(no, 10 + u128::from(no), name, 1));
+    record(&books, claims.collect()).await;
+    start(&books, 12, "bob", "stripe", 102).await;
+    start(&books, 13, "cyd", "alipay", 103).await;
+    start(&books, 14, "dan", "stripe", 104).await;
+    start(&books, 14, "dan", "alipay", 105).await;
+    start(&books, 15, "eve", "stripe", 106).await;
+    books.ledger.close_payment(PaymentId(106), NOW).await.unwrap();
+    let span = Span { from: NOW, until: NOW.plus_s(300) };
+    let down = Outage { provider: Some("stripe".to_owned()), span };
+    let excuses = Excuses::of([down], ["stripe", "alipay"]);
+    let closed = books.ledger.close_due(PAY_BY, 10, excuses.clone(), Vec::new()).await.unwrap().closed;
+    let closed: Vec<(u128, bool)> = closed.iter().map(|one| (one.order.id.0, one.struck)).collect();
+    assert_eq!(closed, [(11, true), (15, false)]);
+    let not_paid = Asked::Answered { answer: Answer::NotPaid, at: PAY_BY };
+    for (no, struck) in [(12, false), (13, true), (14, true)] {
+        let lapsed = books.ledger.close_asked(OrderId(no), not_paid, excuses.clone(), PAY_BY).await.unwrap();
+        let Lapsed::Closed { released, .. } = lapsed else { panic!("{lapsed:?}") };
+        assert_eq!(released.struck, struck, "{no}");
+    }
     assert_books_fit(&books).await;
 }
 
@@ -162,7 +189,8 @@ async fn the_next_deadline_is_known(books: Books) {
 async fn an_order_that_cannot_be_closed_can_be_set_aside(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 2), claim(2, 12, "bob", 1)]).await;
     books.plant("update offers set live_units = 1");
-    let close = |limit, aside: &[u64]| books.ledger.close_due(PAY_BY, limit, Vec::new(), aside.to_vec());
+    let close =
+        |limit, aside: &[u64]| books.ledger.close_due(PAY_BY, limit, Excuses::default(), aside.to_vec());
     let error = close(10, &[]).await.unwrap_err();
     assert!(error.is_of_the_content(), "{error}");
     assert!(close(1, &[]).await.is_err());
@@ -182,7 +210,7 @@ async fn one_order_strikes_once_whoever_wrote_the_strike(books: Books) {
         "insert into strikes (buyer, order_no, struck_at) values ('ann', 1, 5);
          insert into strikes (buyer, order_no, struck_at, lifted_at, lifted_by) values ('bob', 2, 5, 6, 'operator');",
     );
-    let batch = books.ledger.close_due(PAY_BY, 10, Vec::new(), Vec::new()).await.unwrap();
+    let batch = books.ledger.close_due(PAY_BY, 10, Excuses::default(), Vec::new()).await.unwrap();
     assert_eq!(batch.closed.iter().map(|one| one.struck).collect::<Vec<_>>(), [false, false, true]);
     let told = kinds(&books).into_iter().filter(|kind| kind == "buyer.struck").count();
     assert_eq!(told, 1);
@@ -195,13 +223,18 @@ async fn one_order_strikes_once_whoever_wrote_the_strike(books: Books) {
 
 /// An outage that lasts is written down again and again, and is one.
 async fn an_outage_that_lasts_is_one_outage(books: Books) {
-    let outage = |until| Outage { from: NOW, until: NOW.plus_s(until) };
+    let outage = |provider: Option<&str>, until| {
+        let span = Span { from: NOW, until: NOW.plus_s(until) };
+        Outage { provider: provider.map(str::to_owned), span }
+    };
     assert_eq!(books.ledger.note_start(NOW).await.unwrap(), []);
     for until in [5, 10, 10, 7] {
-        books.ledger.note_alive(NOW.plus_s(10), vec![outage(until)]).await.unwrap();
+        let both = vec![outage(None, until), outage(Some("stripe"), until.min(8))];
+        books.ledger.note_alive(NOW.plus_s(10), both).await.unwrap();
     }
-    let away = Outage { from: NOW.plus_s(10), until: NOW.plus_s(20) };
-    assert_eq!(books.ledger.note_start(NOW.plus_s(20)).await.unwrap(), [outage(10), away]);
+    let away = Outage::everywhere(Span { from: NOW.plus_s(10), until: NOW.plus_s(20) });
+    let known = [outage(None, 10), outage(Some("stripe"), 8), away];
+    assert_eq!(books.ledger.note_start(NOW.plus_s(20)).await.unwrap(), known);
 }
 
 /// Pay, cancel and deadline at the same instant, in every order: one wins, and the others are told so.
@@ -253,7 +286,8 @@ async fn very_many_due_at_once_are_closed_in_full_batches(books: Books) {
     }
     let mut sizes = Vec::new();
     loop {
-        let batch = books.ledger.close_due(PAY_BY, DUE_PER_BATCH, Vec::new(), Vec::new()).await.unwrap();
+        let batch =
+            books.ledger.close_due(PAY_BY, DUE_PER_BATCH, Excuses::default(), Vec::new()).await.unwrap();
         sizes.push(batch.closed.len() as u64);
         if !batch.is_full {
             break;
@@ -273,6 +307,7 @@ contract!(
     an_order_that_somebody_pays_waits_for_the_providers_word(10),
     an_order_with_undecided_money_is_never_closed(10),
     who_could_not_pay_gets_no_strike(10),
+    who_went_to_a_provider_that_was_down_gets_no_strike(10),
     the_next_deadline_is_known(10),
     an_order_that_cannot_be_closed_can_be_set_aside(10),
     one_order_strikes_once_whoever_wrote_the_strike(10),

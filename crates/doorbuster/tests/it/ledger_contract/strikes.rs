@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use doorbuster::ledger::money::{BuyerRecord, Lapsed, LetIn, Lifter, Mark, StrikeOf, StrikeRow};
 use doorbuster::ledger::{Answer, Block, KeyedAnswer};
-use rules::deadline::{self, Asked, Outage};
+use rules::deadline::{self, Asked, Excuses, Outage, Span};
 use rules::id::OrderId;
 use rules::strike::{Cause, Policy, standing};
 use rules::time::UnixMs;
@@ -97,10 +97,10 @@ async fn a_rehearsal_strikes_nobody(books: Books) {
     books.plant("update sales set rehearsal = 1");
     record(&books, vec![claim(1, 11, "ann", 1), claim(2, 12, "bob", 1)]).await;
     super::payments::start(&books, 12, "bob", "sandbox", 102).await;
-    let batch = books.ledger.close_due(PAY_BY, 10, Vec::new(), Vec::new()).await.unwrap();
+    let batch = books.ledger.close_due(PAY_BY, 10, Excuses::default(), Vec::new()).await.unwrap();
     assert_eq!((batch.closed.len(), batch.closed[0].struck), (1, false));
     let not_paid = Asked::Answered { answer: deadline::Answer::NotPaid, at: PAY_BY };
-    let lapsed = books.ledger.close_asked(OrderId(12), not_paid, Vec::new(), PAY_BY).await.unwrap();
+    let lapsed = books.ledger.close_asked(OrderId(12), not_paid, Excuses::default(), PAY_BY).await.unwrap();
     let Lapsed::Closed { released, .. } = lapsed else { panic!("{lapsed:?}") };
     assert!(!released.struck);
     for name in ["ann", "bob"] {
@@ -113,8 +113,9 @@ async fn a_rehearsal_strikes_nobody(books: Books) {
 async fn a_close_says_who_was_struck(books: Books) {
     record(&books, vec![claim(1, 11, "ann", 1)]).await;
     books.ledger.record_orders(vec![claim(2, 12, "bob", 1)], NOW.plus_s(600)).await.unwrap();
-    let outage = Outage { from: NOW.plus_s(10), until: NOW.plus_s(200) };
-    let batch = books.ledger.close_due(PAY_BY.plus_s(600), 10, vec![outage], Vec::new()).await.unwrap();
+    let outage = Outage::everywhere(Span { from: NOW.plus_s(10), until: NOW.plus_s(200) });
+    let excuses = Excuses::of([outage], ["stripe"]);
+    let batch = books.ledger.close_due(PAY_BY.plus_s(600), 10, excuses, Vec::new()).await.unwrap();
     let struck: Vec<(u128, bool)> = batch.closed.iter().map(|one| (one.order.id.0, one.struck)).collect();
     assert_eq!(struck, [(11, false), (12, true)]);
     assert_eq!(batch.closed[1].order.closed_at, Some(PAY_BY.plus_s(600)), "when it was given");

@@ -2,6 +2,7 @@
 
 use doorbuster::ledger::SqliteLedger;
 use doorbuster::ledger::money::{Decided, Settled, Taken};
+use rules::deadline::{Outage, Span};
 use rules::id::OrderId;
 use rules::order::{Reason, State};
 
@@ -9,18 +10,33 @@ use super::deadlines::{PAY_BY, sweep};
 use super::payments::{by_payment, captured, start, take};
 use super::{Books, NOW, OFFER, SALE, assert_books_fit, claim, live_units, order, record};
 
-/// The tables as versions 1 and 2 made them.
-const BEFORE_MONEY: [&str; 2] = [
+/// The tables as versions 1 to 12 made them.
+const TABLES: [&str; 12] = [
     include_str!("../../../migrations/sqlite/0001_ledger.sql"),
     include_str!("../../../migrations/sqlite/0002_image_copies.sql"),
+    include_str!("../../../migrations/sqlite/0003_money.sql"),
+    include_str!("../../../migrations/sqlite/0004_webhooks.sql"),
+    include_str!("../../../migrations/sqlite/0005_outages.sql"),
+    include_str!("../../../migrations/sqlite/0006_marks.sql"),
+    include_str!("../../../migrations/sqlite/0007_broker.sql"),
+    include_str!("../../../migrations/sqlite/0008_audits.sql"),
+    include_str!("../../../migrations/sqlite/0009_refunds.sql"),
+    include_str!("../../../migrations/sqlite/0010_receivers.sql"),
+    include_str!("../../../migrations/sqlite/0011_closings.sql"),
+    include_str!("../../../migrations/sqlite/0012_returns.sql"),
 ];
 
-fn ledger_of_version_two(path: &std::path::Path) {
+fn empty_ledger_of(version: usize, path: &std::path::Path) -> rusqlite::Connection {
     let file = rusqlite::Connection::open(path).unwrap();
-    for tables in BEFORE_MONEY {
+    for tables in &TABLES[..version] {
         file.execute_batch(tables).unwrap();
     }
-    file.pragma_update(None, "user_version", 2).unwrap();
+    file.pragma_update(None, "user_version", i64::try_from(version).unwrap()).unwrap();
+    file
+}
+
+fn ledger_of_version_two(path: &std::path::Path) {
+    let file = empty_ledger_of(2, path);
     file.execute("insert into identity values (1, ?1, 3)", [[7_u8; 16].as_slice()]).unwrap();
     file.execute(
         "insert into sales values (1, ?1, 'published', 'old', ?2 - 1000, ?2 + 1000000, 900, 'none', 'none', null, null,
@@ -68,6 +84,22 @@ async fn an_older_ledger_goes_on_with_its_orders() {
     assert_eq!(live_units(&books).await, 1);
     record(&books, vec![claim(4, 14, "bob", 1)]).await;
     assert_books_fit(&books).await;
+}
+
+/// Before version 13 nobody wrote down whose outage it was.
+#[tokio::test]
+async fn what_kept_everybody_from_paying_still_does_after_an_upgrade() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = Books::file_in(folder.path());
+    let file = empty_ledger_of(12, &path);
+    let spans = [-60_000, -30_000].map(|until| (NOW.plus_ms(-90_000), NOW.plus_ms(until)));
+    for (from, until) in spans {
+        file.execute("insert into outages values (?1, ?2)", [from.0, until.0]).unwrap();
+    }
+    drop(file);
+    let books = Books::in_folder(folder);
+    let everywhere = |(from, until)| Outage::everywhere(Span { from, until });
+    assert_eq!(books.ledger.note_start(NOW).await.unwrap(), spans.map(everywhere));
 }
 
 #[tokio::test]

@@ -53,6 +53,9 @@ use crate::app::{PASS_SECRET, TestApp, TestBuyer, TestSale, eventually};
 pub const SANDBOX: &str = "payment.sandbox=true";
 pub const PRICE: i64 = 149_900;
 
+/// Nobody listens there: whoever is asked there does not answer.
+const NOWHERE: &str = "http://127.0.0.1:9";
+
 /// A server with the sandbox, and an open sale.
 pub async fn shop(stock: u32) -> (TestApp, TestSale) {
     let app = TestApp::with(&[SANDBOX]).await;

@@ -17,9 +17,6 @@ const PHONE: &str = "Mozilla/5.0 (iPhone; CPU iPhone OS 18_5 like Mac OS X) Appl
 const ALIPAY_CAPTURE: &str = "2026120122001499990000000001";
 const WECHAT_CAPTURE: &str = "4200000000202612010000000001";
 
-/// Nobody listens there: what is not to be asked would fail.
-const NOWHERE: &str = "http://127.0.0.1:9";
-
 /// One request, as it is understood.
 #[derive(Clone, Debug)]
 struct Wish {
@@ -80,6 +77,16 @@ impl Shop {
         let (status, _, given) = self.app.send(request.json(&json!({"provider": self.desk.provider}))).await;
         assert_eq!(status, 200, "{given}");
         given
+    }
+
+    /// An order that this buyer cancels with the provider's address in hand, and its payment, of which nobody there has heard.
+    async fn cancelled_before_its_buyer_arrives(&self, buyer: &TestBuyer<'_>) -> (String, String) {
+        let (order, given) = self.start(buyer, DESKTOP).await;
+        let payment = id_of(&given);
+        self.desk.answers("close", &payment, "unknown");
+        buyer.call("POST", &format!("/api/v1/orders/{order}/cancel"), None, 200).await;
+        eventually("it is not known there", async || self.desk.asked("close", &payment).len() == 1).await;
+        (order, payment)
     }
 
     /// The whole way of money at this provider, after the starts.
@@ -300,11 +307,7 @@ async fn money_at_alipay_goes_all_the_way_there_and_back() {
 async fn money_of_a_buyer_who_goes_to_alipay_after_cancelling_is_found_and_goes_back() {
     let shop = Shop::open("alipay").await;
     let eve = shop.app.buyer("eve");
-    let (id, given) = shop.start(&eve, DESKTOP).await;
-    let payment = id_of(&given);
-    shop.desk.answers("close", &payment, "unknown");
-    eve.call("POST", &format!("/api/v1/orders/{id}/cancel"), None, 200).await;
-    eventually("it is not known there", async || shop.desk.asked("close", &payment).len() == 1).await;
+    let (id, payment) = shop.cancelled_before_its_buyer_arrives(&eve).await;
     shop.desk.answers("close", &payment, "not_open");
     eventually("it is found and back", async || {
         shop.app.app.clock.advance(Duration::from_millis(100));
@@ -318,12 +321,8 @@ async fn money_of_a_buyer_who_goes_to_alipay_after_cancelling_is_found_and_goes_
 async fn a_payment_whose_buyer_never_went_to_alipay_is_looked_for_once_after_its_deadline() {
     let shop = Shop::open("alipay").await;
     let eve = shop.app.buyer("eve");
-    let (id, given) = shop.start(&eve, DESKTOP).await;
-    let payment = id_of(&given);
-    shop.desk.answers("close", &payment, "unknown");
-    eve.call("POST", &format!("/api/v1/orders/{id}/cancel"), None, 200).await;
+    let (id, payment) = shop.cancelled_before_its_buyer_arrives(&eve).await;
     let asked = || shop.desk.asked("close", &payment).len();
-    eventually("it is not known there", async || asked() == 1).await;
     let due = async |now| !shop.app.app.ledger.closings_due("alipay", now, 10).await.unwrap().is_empty();
     eventually("it is to be asked about again", async || due(UnixMs(i64::MAX)).await).await;
     shop.app.app.clock.advance(Duration::from_secs(15 * 60));

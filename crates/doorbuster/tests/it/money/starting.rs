@@ -9,6 +9,7 @@ use rules::buyer::BuyerId;
 use rules::payment::PAYMENTS_PER_ORDER_MAX;
 use serde_json::json;
 
+use super::formats::{open_with, sale_of, vectors};
 use super::*;
 use crate::app::{assert_code, draft, with_manual_clock};
 
@@ -124,6 +125,36 @@ async fn a_restart_does_not_forget_that_nobody_could_pay() {
         assert_eq!(becomes(&app.buyer(name), id, "closed").await["reason"], "timeout");
         let strikes = app.app.ledger.strikes_of(BuyerId::parse(name).unwrap(), 5).await.unwrap();
         assert_eq!(strikes, [], "nobody could pay for a ninth of the time");
+    }
+}
+
+/// Stripe is down, and Alipay could have been chosen: a payment there needs no answer to be started.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_provider_that_is_down_excuses_only_those_who_went_there() {
+    let (stripe, vectors) =
+        (StandIn::open(|_| (503, json!({"error": {"type": "api_error"}}))).await, vectors());
+    let mut settings = vec![format!("payment.stripe.url=http://{}", stripe.address)];
+    settings.extend(["alipay", "wechat"].map(|name| format!("payment.{name}.url={NOWHERE}")));
+    let app = open_with(&vectors, &settings).await;
+    let (sale, clock) = (sale_of(&app, &vectors).await, &app.app.clock);
+    let mut orders = Vec::new();
+    for (name, provider, struck) in
+        [("ann", Some(("stripe", 503)), 0), ("bob", None, 1), ("cyd", Some(("alipay", 200)), 1)]
+    {
+        let buyer = app.buyer(name);
+        let id = won(&buyer, &sale).await;
+        if let Some((provider, status)) = provider {
+            start(&buyer, &id, provider, status).await;
+        }
+        orders.push((name, id, struck));
+    }
+    clock.advance(Duration::from_secs(900));
+    eventually("both are given up", async || app.app.metrics.inquiries.get(Inquiry::None) == 2).await;
+    clock.advance(Duration::from_secs(5));
+    for (name, id, struck) in orders {
+        assert_eq!(becomes(&app.buyer(name), &id, "closed").await["reason"], "timeout");
+        let strikes = app.app.ledger.strikes_of(BuyerId::parse(name).unwrap(), 5).await.unwrap();
+        assert_eq!(strikes.len(), struck, "{name}");
     }
 }
 

@@ -8,16 +8,17 @@ mod heavy {
     use doorbuster::ledger::SqliteLedger;
     use doorbuster::ledger::money::{NewPayment, RefundAsked};
     use doorbuster::queue::Claim;
+    use rules::deadline::Excuses;
+    use rules::id::OfferId;
     use rules::payment::{RefundReason, State as PaymentState};
     use rules::time::UnixMs;
+    use rules::wire::AuditRequest;
     use tempfile::TempDir;
-    use testkit::process::Program;
 
     use super::super::deadlines::{FakeProvider, NOT_PAID, PAID, started, with_provider};
     use super::super::*;
-    use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET, draft_between};
-
-    const END: Duration = Duration::from_secs(60);
+    use crate::app::draft_between;
+    use crate::served::{has_died_at, launch};
 
     /// Buyers, each with one unit, and the stock.
     const BUYERS: [&str; 4] = ["ann", "bob", "cat", "dan"];
@@ -79,10 +80,10 @@ mod heavy {
             done
         }
 
-        /// Money for the first order, which nobody has looked at.
-        async fn money_comes(&self) -> Settled {
+        /// Money for this order, which nobody has looked at.
+        async fn money_comes(&self, order: OrderId) -> Settled {
             self.with_ledger(async |ledger| {
-                let order = ledger.order(self.orders[0]).await.unwrap().unwrap();
+                let order = ledger.order(order).await.unwrap().unwrap();
                 match ledger.take_notice(notice(&order, "capture"), now()).await.unwrap() {
                     Taken::Capture(Decided { this, .. }) => this,
                     other => panic!("{other:?}"),
@@ -95,26 +96,33 @@ mod heavy {
         async fn early_money_comes(&self) -> (OrderId, PaymentId) {
             let (id, offer) = (OrderId(4_711), self.sale.offer().parse().unwrap());
             let fresh = PaymentId(rand::random::<u128>() >> 2);
+            self.with_ledger(async |ledger| {
+                let key = CaptureKey::new("sandbox", "early").unwrap();
+                let money = ledger.order(self.orders[0]).await.unwrap().unwrap().view().total;
+                let capture = Capture { key, money };
+                let told = Told::Captured { capture, names: Names::Order(id), fresh };
+                let taken = ledger.take_notice(Notice { event_id: "early".into(), told }, now()).await;
+                let Taken::Capture(Decided { this: Settled::Wait, .. }) = taken.unwrap() else { panic!() };
+            })
+            .await;
+            self.record(id, offer, "eve").await;
+            (id, fresh)
+        }
+
+        /// An order that came past gate and journal, and is due like the others.
+        async fn record(&self, order: OrderId, offer: OfferId, name: &str) {
+            let recorded_at = now().plus_ms(-AGO_MS);
+            let claim = Claim {
+                order,
+                offer,
+                buyer: buyer(name),
+                quantity: 1,
+                claimed_at: recorded_at,
+                pass_expires_at: recorded_at.plus_s(300),
+                revives: None,
+            };
             let last = self
                 .with_ledger(async |ledger| {
-                    let key = CaptureKey::new("sandbox", "early").unwrap();
-                    let money = ledger.order(self.orders[0]).await.unwrap().unwrap().view().total;
-                    let capture = Capture { key, money };
-                    let told = Told::Captured { capture, names: Names::Order(id), fresh };
-                    let taken = ledger.take_notice(Notice { event_id: "early".into(), told }, now()).await;
-                    let Taken::Capture(Decided { this: Settled::Wait, .. }) = taken.unwrap() else {
-                        panic!()
-                    };
-                    let recorded_at = now().plus_ms(-AGO_MS);
-                    let claim = Claim {
-                        order: id,
-                        offer,
-                        buyer: buyer("eve"),
-                        quantity: 1,
-                        claimed_at: recorded_at,
-                        pass_expires_at: recorded_at.plus_s(300),
-                        revives: None,
-                    };
                     let seq = ledger.cursor().await.unwrap() + 1;
                     ledger.record_orders(vec![(seq, claim.into())], recorded_at).await.unwrap();
                     seq
@@ -124,11 +132,10 @@ mod heavy {
             let journal = rusqlite::Connection::open(self.folder.path().join("journal.db")).unwrap();
             let sql = "insert into entries (last_seq, first_seq, claims) values (?1, ?1, x'01')";
             journal.execute(sql, [i64::try_from(last).unwrap()]).unwrap();
-            (id, fresh)
         }
 
-        async fn late_money_comes(&self) -> PaymentId {
-            let settled = self.money_comes().await;
+        async fn late_money_comes(&self, order: OrderId) -> PaymentId {
+            let settled = self.money_comes(order).await;
             let Settled::ReviveNeeded { payment, .. } = settled else { panic!("{settled:?}") };
             payment
         }
@@ -144,23 +151,7 @@ mod heavy {
     }
 
     fn die_at(folder: &Path, point: &str, settings: &[&str]) {
-        let process = Program::new(env!("CARGO_BIN_EXE_doorbuster"))
-            .args(["serve", "--set", "listen=127.0.0.1:0"])
-            .args(settings.iter().flat_map(|setting| ["--set", setting]))
-            .arg("--data-dir")
-            .arg(folder)
-            .env("DOORBUSTER_ADMIN_KEY", ADMIN_KEY)
-            .env("DOORBUSTER_AUTH__HS256_SECRET", AUTH_SECRET)
-            .env("DOORBUSTER_PASS__SECRET", PASS_SECRET)
-            .env(doorbuster::crash::VARIABLE, point)
-            .start()
-            .unwrap();
-        let name = point.split_once(':').map_or(point, |(name, _)| name);
-        let reached = format!("crash point {name} reached");
-        process
-            .wait_for(END, |line| line.text.contains(&reached))
-            .unwrap_or_else(|error| panic!("{point}: {error}"));
-        assert!(!process.wait(END).unwrap().success());
+        has_died_at(&launch(folder, settings, Some(point)), point);
     }
 
     /// The books add up, and exactly what they say is free is sold, to the last unit.
@@ -176,11 +167,13 @@ mod heavy {
         let counters = app.app.ledger.counters(sale.id.parse().unwrap()).await.unwrap()[0];
         assert_eq!(counters.live_units, counters.stock);
         assert_eq!(app.app.metrics.ledger_refusals.get(), 0);
+        let audit = app.app.audit(AuditRequest::default()).await.unwrap();
+        assert_eq!(audit.clean, Some(true), "{audit:?}");
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_sweeper_that_dies_between_any_two_steps_strands_no_unit() {
-        for point in ["ledger.committing", "sweeper.closed", "desk.releasing:2", "desk.released:3"] {
+        for point in ["ledger.close_due", "sweeper.closed", "desk.releasing:2", "desk.released:3"] {
             let left = Left::unpaid().await;
             left.die_at(point);
             let (app, sale, orders) = left.start().await;
@@ -200,7 +193,7 @@ mod heavy {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_sweeper_that_dies_after_asking_a_provider_strands_no_unit() {
-        for point in ["ledger.committing", "sweeper.lapsed", "desk.released"] {
+        for point in ["ledger.close_asked", "sweeper.lapsed", "desk.released"] {
             let left = Left::after(async |app, _, orders| {
                 for (order, name) in orders.iter().zip(BUYERS) {
                     let id = PaymentId(rand::random::<u128>() >> 2);
@@ -225,7 +218,9 @@ mod heavy {
     /// Between the closing of a payment here and at its provider. No callback ever comes.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_death_before_a_payment_is_closed_at_its_provider_forgets_neither_it_nor_its_money() {
-        for point in ["sweeper.lapsed", "desk.released", "closings.asking", "closings.asked"] {
+        let points =
+            ["sweeper.lapsed", "desk.released", "closings.asking", "closings.asked", "ledger.note_closings"];
+        for point in points {
             println!("{point}");
             let provider = FakeProvider::saying(NOT_PAID);
             let settings = with_provider(&provider.clone().start().await);
@@ -241,7 +236,8 @@ mod heavy {
             .await;
             die_at(left.folder.path(), point, &settings);
             let closed_before = provider.closed.load(Ordering::Acquire);
-            assert!(point != "closings.asked" || closed_before == 1, "the provider was asked before");
+            let was_asked = matches!(point, "closings.asked" | "ledger.note_closings");
+            assert!(!was_asked || closed_before == 1, "the provider was asked before");
             let was_closed = left
                 .with_ledger(async |ledger| ledger.order(left.orders[0]).await.unwrap().unwrap().status.state)
                 .await;
@@ -276,12 +272,12 @@ mod heavy {
             "journal.committed",
             "journal.telling",
             "clerk.recording",
-            "ledger.committing",
+            "ledger.record_orders",
             "clerk.recorded",
         ];
         for point in points {
             let left = Left::closed().await;
-            let payment = left.late_money_comes().await;
+            let payment = left.late_money_comes(left.orders[0]).await;
             left.die_at(point);
             let (app, sale, orders) = left.start().await;
             let paid = until_state(&app, orders[0], State::Paid).await;
@@ -296,37 +292,70 @@ mod heavy {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn late_money_that_found_nothing_goes_back_after_a_death_too() {
-        let left = Left::after(async |app, clock, orders| {
-            clock.advance(PAY_WITHIN);
-            until_state(app, orders[0], State::Closed).await;
-            let order = ledgers(&app.app, orders[0]).await;
-            let offer = app.app.gate.memory.offer(order.offer).unwrap();
-            eventually("the units are back", async || offer.free() == STOCK).await;
-            // Whoever took the units pays in time.
-            let sale = TestSale { id: order.sale.to_string(), offers: vec![order.offer.to_string()] };
-            for number in 0..STOCK {
-                let taken = bought(app, &sale, &format!("quick buyer {number}"), 1).await;
-                assert!(matches!(pay(&app.app, taken, &format!("{number}")).await, Settled::Applied { .. }));
-            }
+        for point in ["desk.refusing_late", "ledger.refund_late"] {
+            let left = Left::after(async |app, clock, orders| {
+                clock.advance(PAY_WITHIN);
+                until_state(app, orders[0], State::Closed).await;
+                let order = ledgers(&app.app, orders[0]).await;
+                let offer = app.app.gate.memory.offer(order.offer).unwrap();
+                eventually("the units are back", async || offer.free() == STOCK).await;
+                // Whoever took the units pays in time.
+                let sale = TestSale { id: order.sale.to_string(), offers: vec![order.offer.to_string()] };
+                for number in 0..STOCK {
+                    let taken = bought(app, &sale, &format!("quick buyer {number}"), 1).await;
+                    assert!(matches!(
+                        pay(&app.app, taken, &format!("{number}")).await,
+                        Settled::Applied { .. }
+                    ));
+                }
+            })
+            .await;
+            let payment = left.late_money_comes(left.orders[0]).await;
+            left.die_at(point);
+            let (app, sale, orders) = left.start().await;
+            eventually("the money goes back", async || {
+                let status = app.app.ledger.payment(payment).await.unwrap().unwrap().status;
+                status.reason == Some(RefundReason::NoUnitLeft)
+            })
+            .await;
+            assert_eq!(ledgers(&app.app, orders[0]).await.status.state, State::Closed);
+            assert_eq!(free(&app.app, &sale), 0);
+            assert_sells_out(&app, &sale).await;
+        }
+    }
+
+    /// No gate knows the offer of a sale that is still a draft; once its time is over, the ledger decides alone.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn late_money_that_the_ledger_decides_alone_survives_a_death_before_its_commit() {
+        let mut offer = None;
+        let left = Left::after(async |app, _, _| {
+            // Its time is over for whoever starts now.
+            let draft = draft_between(-3_600, -10, 1);
+            let draft = app.operate("POST", "/admin/v1/sales", Some(&draft), 201).await;
+            offer = Some(draft["offers"][0]["id"].as_str().unwrap().parse().unwrap());
         })
         .await;
-        let payment = left.late_money_comes().await;
-        left.die_at("desk.refusing_late");
-        let (app, sale, orders) = left.start().await;
-        eventually("the money goes back", async || {
-            let status = app.app.ledger.payment(payment).await.unwrap().unwrap().status;
-            status.reason == Some(RefundReason::NoUnitLeft)
-        })
-        .await;
-        assert_eq!(ledgers(&app.app, orders[0]).await.status.state, State::Closed);
-        assert_eq!(free(&app.app, &sale), 0);
+        let order = OrderId(4_711);
+        left.record(order, offer.unwrap(), "eve").await;
+        let all = u32::try_from(BUYERS.len()).unwrap() + 1;
+        let closed = left
+            .with_ledger(async |ledger| ledger.close_due(now(), all, Excuses::default(), Vec::new()).await)
+            .await;
+        assert_eq!(closed.unwrap().closed.len(), BUYERS.len() + 1);
+        let payment = left.late_money_comes(order).await;
+        left.die_at("ledger.revive_alone");
+        let (app, sale, _) = left.start().await;
+        let paid = until_state(&app, order, State::Paid).await;
+        assert_eq!((paid.payment, paid.seq), (Some(payment), 4));
+        let state = app.app.ledger.payment(payment).await.unwrap().unwrap().status.state;
+        assert_eq!(state, PaymentState::Applied);
         assert_sells_out(&app, &sale).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn money_in_time_survives_a_death_before_it_is_settled() {
         // Written down beside an order that is due: the deadline must not win because the process dies.
-        for point in ["ledger.committing", "sweeper.closed"] {
+        for point in ["ledger.settle_capture", "ledger.close_due", "sweeper.closed"] {
             let left = Left::unpaid().await;
             let (order, payment) = left.early_money_comes().await;
             left.die_at(point);

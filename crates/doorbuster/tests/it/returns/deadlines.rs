@@ -1,5 +1,6 @@
 //! Unpaid orders at their deadline: to the second, once, also after a restart, and by the provider's word.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,10 +8,10 @@ use std::time::Duration;
 use axum::extract::{Path, State as Shared};
 use axum::routing::get;
 use doorbuster::clock::Clock;
-use doorbuster::desk::CancelAnswer;
 use doorbuster::ledger::money::{NewPayment, PaymentStarted, Settled};
 use doorbuster::payment::closings::TRIES_MAX;
 use doorbuster::telemetry::metrics::{Inquiry, Letting, MoneyOutcome};
+use futures_util::future::join_all;
 use rules::audit::Kind;
 use rules::id::{OrderId, PaymentId};
 use rules::order::{Reason, State};
@@ -20,8 +21,8 @@ use rules::wire::AuditRequest;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::app::{assert_code, with_manual_clock};
-use crate::money::{STRIPE_SECRET, StandIn};
+use crate::app::{TestBuyer, assert_code, with_manual_clock};
+use crate::money::{self, STRIPE_SECRET, StandIn};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unpaid_order_closes_at_its_deadline_and_its_unit_is_for_the_next_buyer_at_once() {
@@ -105,106 +106,183 @@ async fn what_was_due_while_nobody_ran_closes_at_the_next_start_and_strikes_nobo
     assert_units_add_up(&app, &sale).await;
 }
 
-/// Pay, cancel and deadline in the same instant, of many orders at once, until each of them has won.
-#[tokio::test(flavor = "multi_thread")]
-async fn of_paying_cancelling_and_timing_out_at_the_same_instant_one_wins_and_the_others_are_told() {
-    const ROUNDS_MAX: u32 = 10;
-    let mut won = Winners::default();
-    for _ in 0..ROUNDS_MAX {
-        let Winners { paid, cancelled, timed_out } = race().await;
-        println!("{paid} paid, {cancelled} cancelled, {timed_out} timed out and were revived");
-        won.paid += paid;
-        won.cancelled += cancelled;
-        won.timed_out += timed_out;
-        if won.paid > 0 && won.cancelled > 0 && won.timed_out > 0 {
-            return;
+/// What came first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Winner {
+    Payment,
+    Cancel,
+    Deadline,
+}
+
+/// When a buyer pays and cancels, by the instant of the deadline. The clock stands before and after it: who is answered
+/// before it has won for certain, and so has the deadline where both come after it.
+#[derive(Clone, Copy, Debug)]
+enum Race {
+    PaysBefore,
+    CancelsBefore,
+    BothInIt,
+    BothAfter,
+}
+
+/// A buyer with an order, whose way to the provider is open.
+struct Racer<'a> {
+    buyer: TestBuyer<'a>,
+    order: String,
+    payment: String,
+    race: Race,
+    number: u64,
+}
+
+impl<'a> Racer<'a> {
+    async fn come(app: &'a TestApp, sale: &TestSale, race: Race, number: u64) -> Self {
+        let buyer = app.buyer(&format!("buyer {number}"));
+        let order = money::won(&buyer, sale).await;
+        let payment = money::payment(&buyer, &order).await;
+        Self { buyer, order, payment, race, number }
+    }
+
+    /// The provider tells of the money, and may forget it.
+    async fn pay(&self) {
+        let told = money::act(self.buyer.app, &self.payment, &json!({"outcome": "paid"}), 200).await;
+        assert_eq!(told["answers"], json!([200]));
+    }
+
+    /// Whether it is closed; if not, that was told as it is documented.
+    async fn cancel(&self) -> bool {
+        let path = self.buyer.app.url(&format!("/api/v1/orders/{}/cancel", self.order));
+        let request = self.buyer.app.client.post(path).bearer_auth(&self.buyer.token);
+        let (status, _, answer) = self.buyer.app.send(request).await;
+        match status {
+            200 => assert_eq!((&answer["state"], &answer["reason"]), (&json!("closed"), &json!("cancelled"))),
+            409 => {
+                let codes = ["not_cancellable", "not_yet"];
+                assert!(codes.contains(&answer["code"].as_str().unwrap()), "{answer}");
+            }
+            other => panic!("{other}: {answer}"),
+        }
+        status == 200
+    }
+
+    /// What is asked and answered before the instant; whether the order is cancelled.
+    async fn run_before(&self) -> bool {
+        match self.race {
+            Race::PaysBefore => {
+                self.pay().await;
+                false
+            }
+            Race::CancelsBefore => self.cancel().await,
+            Race::BothInIt | Race::BothAfter => false,
         }
     }
-    panic!("somebody never wins: {won:?}");
+
+    /// What comes in the instant or after it.
+    async fn run_on(&self, is_cancelled: bool) -> bool {
+        let (later, never) = (Duration::from_millis(self.number % 7), Duration::ZERO);
+        let (pay_after, cancel_after) = match self.race {
+            Race::PaysBefore => return self.cancel().await,
+            Race::CancelsBefore => {
+                self.pay().await;
+                return is_cancelled;
+            }
+            Race::BothInIt if self.number.is_multiple_of(2) => (later, never),
+            Race::BothInIt => (never, later),
+            Race::BothAfter => {
+                money::becomes(&self.buyer, &self.order, "closed").await;
+                (never, never)
+            }
+        };
+        let pay = async {
+            tokio::time::sleep(pay_after).await;
+            self.pay().await;
+        };
+        let cancel = async {
+            tokio::time::sleep(cancel_after).await;
+            self.cancel().await
+        };
+        tokio::join!(pay, cancel).1
+    }
+
+    /// Everybody was told who won, and money, order and strikes say the same.
+    async fn assert_won(&self, winner: Winner, is_cancelled: bool) {
+        let app = self.buyer.app;
+        let (state, seq, ends) = match winner {
+            Winner::Payment => ("paid", 3, money::plain("applied")),
+            Winner::Cancel => ("closed", 3, money::back("order_cancelled")),
+            // Its own unit was free again, and nobody else wanted it.
+            Winner::Deadline => ("paid", 4, money::plain("applied")),
+        };
+        eventually("the money has ended", async || money::states(app, &self.order).await == [ends.clone()])
+            .await;
+        let order = money::becomes(&self.buyer, &self.order, state).await;
+        assert_eq!(order["seq"], seq, "{order}");
+        assert_eq!(is_cancelled, winner == Winner::Cancel, "{order}");
+        let strikes = app.app.ledger.strikes_of(buyer(&self.buyer.name), 10).await.unwrap();
+        let lifted: Vec<bool> = strikes.iter().map(|row| row.strike.lifted_at.is_some()).collect();
+        assert_eq!(lifted, if winner == Winner::Deadline { vec![true] } else { vec![] });
+    }
 }
 
-/// What came first, of each order.
-#[derive(Debug, Default)]
-struct Winners {
-    paid: u32,
-    cancelled: u32,
-    timed_out: u32,
+/// Who won each order: what is told of it first after it was recorded.
+async fn winners(app: &TestApp) -> HashMap<String, Winner> {
+    let page = app.operate("GET", "/admin/v1/events?types=order.paid,order.closed&last=200", None, 200).await;
+    let mut winners = HashMap::new();
+    for event in page["items"].as_array().unwrap() {
+        let winner = match (event["type"].as_str().unwrap(), event["data"]["reason"].as_str()) {
+            ("order.paid", _) => Winner::Payment,
+            (_, Some("cancelled")) => Winner::Cancel,
+            (_, Some("timeout")) => Winner::Deadline,
+            other => panic!("{other:?}"),
+        };
+        winners.entry(event["order_id"].as_str().unwrap().to_owned()).or_insert(winner);
+    }
+    winners
 }
 
-async fn race() -> Winners {
-    const ORDERS: u32 = 40;
-    let (app, clock) = with_manual_clock(&[]).await;
-    let sale = app.open_sale(ORDERS).await;
-    let mut orders = Vec::new();
+/// Pay, cancel and deadline around the same instant, of many orders at once, over HTTP.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_paying_cancelling_and_timing_out_at_the_same_instant_one_wins_and_the_others_are_told() {
+    const ORDERS: u64 = 48;
+    const MOMENT: Duration = Duration::from_millis(1);
+    let (app, clock) = with_manual_clock(&[money::SANDBOX]).await;
+    let sale = app.open_sale(u32::try_from(ORDERS).unwrap()).await;
+    let mut racers = Vec::new();
     for number in 0..ORDERS {
-        orders.push((bought(&app, &sale, &format!("buyer {number}"), 1).await, number));
+        let races = [Race::PaysBefore, Race::CancelsBefore, Race::BothInIt, Race::BothAfter];
+        let race = races[usize::try_from(number / 12).unwrap()];
+        racers.push(Racer::come(&app, &sale, race, number).await);
     }
     let shorter = app.publish(paid_within(1, 899)).await;
     let awake = bought(&app, &shorter, "somebody", 1).await;
-    clock.advance(PAY_WITHIN - Duration::from_millis(1));
+    clock.advance(PAY_WITHIN - MOMENT);
     // The sweeper is awake, and knows that the others are due in a moment.
     until_state(&app, awake, State::Closed).await;
-    let mut races = tokio::task::JoinSet::new();
-    for (order, number) in orders {
-        races.spawn(race_of(Arc::clone(&app.app), order, number));
-    }
-    clock.advance(Duration::from_millis(1));
-    let mut won = Winners::default();
-    for (order, cancelled, settled) in races.join_all().await {
-        if let Settled::ReviveNeeded { payment, order } = &settled {
-            app.app.revive(order, *payment).await;
-        }
-        eventually("the money is decided", async || {
-            let payments = app.app.ledger.payments_of(order).await.unwrap();
-            payments.iter().all(|payment| payment.status.state != PaymentState::Captured)
-        })
-        .await;
-        let end = ledgers(&app.app, order).await.status;
-        match (end.state, end.reason) {
-            (State::Paid, None) => {
-                let told = matches!(cancelled, CancelAnswer::NotCancellable(_) | CancelAnswer::NotYet);
-                assert!(told, "{cancelled:?}");
-                match settled {
-                    Settled::Applied { .. } => won.paid += 1,
-                    Settled::ReviveNeeded { .. } => won.timed_out += 1,
-                    other => panic!("{other:?}"),
-                }
-            }
-            (State::Closed, Some(Reason::Cancelled)) => {
-                assert!(matches!(cancelled, CancelAnswer::Closed(_)), "{cancelled:?}");
-                let reason = RefundReason::OrderCancelled;
-                assert!(
-                    matches!(settled, Settled::RefundDue { reason: found, .. } if found == reason),
-                    "{settled:?}"
-                );
-                won.cancelled += 1;
-            }
-            other => panic!("{other:?} {cancelled:?} {settled:?}"),
-        }
-    }
-    assert_eq!(won.paid + won.cancelled + won.timed_out, ORDERS);
-    assert_units_add_up(&app, &sale).await;
-    assert_eq!(free(&app.app, &sale), won.cancelled);
-    won
-}
+    let before = join_all(racers.iter().map(Racer::run_before)).await;
+    let on = racers.iter().zip(before).map(|(racer, is_cancelled)| racer.run_on(is_cancelled));
+    // In the middle of those who come in the instant.
+    let deadline = async {
+        tokio::time::sleep(Duration::from_millis(4)).await;
+        clock.advance(MOMENT);
+    };
+    let (cancelled, ()) = tokio::join!(join_all(on), deadline);
 
-/// Some pay first, some cancel first; to most of the last ones the sweeper comes first.
-async fn race_of(server: Arc<App>, order: OrderId, number: u32) -> (OrderId, CancelAnswer, Settled) {
-    let name = buyer(&format!("buyer {number}"));
-    let wave = number / 10 * 100;
-    let later = |ms: u32| tokio::time::sleep(Duration::from_millis((wave + ms).into()));
-    let capture = format!("capture {number}");
-    let (cancelled, settled) = tokio::join!(
-        async {
-            later(number % 3 * 2).await;
-            server.cancel(order, &name).await
-        },
-        async {
-            later(number % 5 * 3).await;
-            pay(&server, order, &capture).await
+    let won = winners(&app).await;
+    let (mut in_it, mut cancels) = (Vec::new(), 0);
+    for (racer, is_cancelled) in racers.iter().zip(cancelled) {
+        let winner = won[&racer.order];
+        match racer.race {
+            Race::PaysBefore => assert_eq!(winner, Winner::Payment),
+            Race::CancelsBefore => assert_eq!(winner, Winner::Cancel),
+            Race::BothInIt => in_it.push(winner),
+            Race::BothAfter => assert_eq!(winner, Winner::Deadline),
         }
-    );
-    (order, cancelled.unwrap(), settled)
+        racer.assert_won(winner, is_cancelled).await;
+        cancels += u64::from(winner == Winner::Cancel);
+    }
+    println!("in the instant: {in_it:?}");
+    assert_units_add_up(&app, &sale).await;
+    assert_eq!(money::units(&app, &sale).await, [ORDERS, cancels, 0, ORDERS - cancels]);
+    let audit = app.audited(&json!({})).await;
+    assert_eq!(audit["clean"], true, "{audit}");
 }
 
 /// A damaged counter keeps its own orders open, and nobody else's; once it is mended, they close.
