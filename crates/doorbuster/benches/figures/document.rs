@@ -114,6 +114,9 @@ const METHOD: &str = "\
   needs to catch up count.
 - **The ceiling** is a bare hyper server with the same allocator and build profile that reads the same requests and
   answers with as many bytes as a refusal or an accept of ours has, in two layouts; the faster one counts.
+- **Bytes for bytes** is a server that knows no HTTP: it reads what comes and writes the same answer again and again. Most
+  of the CPU of a refusal is the kernel's, for one read and one write on loopback, whoever the server is: no server that
+  reads and writes once per request can be faster than this one.
 - **The rivals** do less than ours: no pass to check, no metrics, no limits, no security headers. Redis keeps nothing on
   disk unless it is said, and is asked over a Unix socket through a pool of kept connections, one script call per
   request. nginx has as many workers as there are cores; Node too. They send as many bytes as ours. The local flag is

@@ -178,6 +178,7 @@ fn line_up(plan: &Plan, ours: &Rc<Ours>, report: &mut Report) -> anyhow::Result<
             Refuse,
             ceiling(Layout::ThreadPerCore, refused)?,
         ),
+        contender("echo", "bytes for bytes, no HTTP", Refuse, ceiling(Layout::Echo, refused)?),
         contender("refuse", "Doorbuster", Refuse, Server::Ours(Buyers::InOrder, Rc::clone(ours))),
         contender(
             "nginx_redis_refuse",
@@ -414,6 +415,22 @@ fn figures(report: &mut Report, series: &Series) {
         "nginx_worker_flag_refuse",
         rate,
         "the same with a variable of each worker: about a bare server",
+        info,
+    );
+    compare(
+        "refuse_cpu_vs_nginx_local_flag",
+        "refuse",
+        "nginx_flag_refuse",
+        cpu,
+        "server CPU per refusal against nginx with a local sold-out flag",
+        info,
+    );
+    compare(
+        "echo_vs_nginx_local_flag",
+        "echo",
+        "nginx_flag_refuse",
+        rate,
+        "what no server can exceed here: bytes for bytes, against nginx with a local sold-out flag",
         info,
     );
     compare(

@@ -146,7 +146,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Shortcut<S> {
 
     /// Whether the next bytes begin a request.
     fn is_open(&mut self) -> bool {
-        if self.way == (Way::Hyper { to_come: 0 }) && self.kept.is_empty() && self.watch.get().0 == Doing::Idle {
+        if self.way == (Way::Hyper { to_come: 0 })
+            && self.kept.is_empty()
+            && self.watch.get().0 == Doing::Idle
+        {
             self.way = Way::Open;
         }
         self.way == Way::Open

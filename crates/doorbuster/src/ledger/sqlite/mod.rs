@@ -84,8 +84,9 @@ const READS_WAITING_MAX: usize = 4_096;
 /// Most writes waiting at once, of either kind.
 const WRITES_WAITING_MAX: usize = 4_096;
 
-/// Page cache of the writer, in KiB: the random index of a million orders fits.
-const WRITER_CACHE_KIB: i64 = 131_072;
+/// Page cache of the writer, in KiB. Some commits make SQLite walk all of it, and what does not fit is in the system's
+/// cache: a larger one costs more than it saves.
+const WRITER_CACHE_KIB: i64 = 32_768;
 
 /// Pages of the log after which they are copied into the file (64 MiB of 4 KiB pages): many orders touch the same index
 /// pages, and fewer, larger copies write each of them less often.
