@@ -120,8 +120,9 @@ impl Round {
         }
     }
 
-    pub fn ring(self) {
-        for postman in self.postmen {
+    /// May be called early, too: whoever wakes up slowly then finds the rest of the answers there already.
+    pub fn ring(&self) {
+        for postman in &self.postmen {
             postman.bell.wake();
         }
     }
