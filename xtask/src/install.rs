@@ -15,13 +15,18 @@ pub const PACKAGES: &[(&str, &str, &str)] = &[
     VALGRIND,
     ("/usr/sbin/rabbitmq-server", "rabbitmq-server", "a receiver of events"),
     ("chromium", "chromium", "shows pages as buyers see them"),
+    NGINX,
+    ("systemd-analyze", "systemd", "reads the service that the documentation shows"),
 ];
 
 const VALGRIND: (&str, &str, &str) = ("valgrind", "valgrind", "counts the hot path's instructions");
 
+/// The proxy that the documentation shows, and a rival of the benchmark.
+const NGINX: (&str, &str, &str) = ("/usr/sbin/nginx", "nginx", "stands in front of the server");
+
 /// What only the benchmark starts: the rivals.
 const RIVAL_PACKAGES: &[(&str, &str, &str)] = &[
-    ("/usr/sbin/nginx", "nginx", "a rival of the benchmark"),
+    NGINX,
     ("/usr/lib/nginx/modules/ngx_http_lua_module.so", "libnginx-mod-http-lua", "its Lua"),
     ("/usr/share/lua/5.1/nginx/redis.lua", "lua-nginx-redis", "its way to Redis"),
     ("/usr/bin/redis-server", "redis-server", "the rivals' stock"),

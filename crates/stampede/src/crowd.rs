@@ -762,7 +762,7 @@ mod tests {
     use rules::sale::{ChallengeKind, RegistrationKind};
 
     use super::*;
-    use crate::fake::{FakeShop, Manners, SECRET};
+    use crate::fake::{FakeShop, Manners, Pushes, SECRET};
     use crate::history::{Call, Told, What};
 
     fn settings(shop: &FakeShop, buyers: u32) -> CrowdSettings {
@@ -1153,7 +1153,8 @@ mod tests {
 
     #[tokio::test]
     async fn watchers_open_their_sockets_with_the_page_and_are_told() {
-        let manners = Manners { pushes: true, opens_in: Duration::from_secs(3), ..Manners::default() };
+        let manners =
+            Manners { pushes: Pushes::Honestly, opens_in: Duration::from_secs(3), ..Manners::default() };
         // The share that is kept open with the page is a quarter: for all of them, and for two.
         for (connections, kept_open) in [(32, 6), (8, 2)] {
             let shop = FakeShop::open(manners);

@@ -12,6 +12,7 @@ use crate::connection::Request;
 use crate::crowd::count;
 use crate::history::{Call, Seen, What};
 use crate::person::{GaveUp, Person, RETRY_MAX, read};
+use crate::push;
 use crate::scenario::Ending;
 
 /// How long after its deadline late money comes: beyond the leeway of any sweeper that keeps its time.
@@ -52,8 +53,10 @@ impl Person {
         let path = format!("/api/v1/orders/{id}/cancel");
         let asked = self.scene.clock.instant();
         if let Answer::Given(order) = self.ask_for::<OrderView>(Call::Cancel, id, &path, b"{}").await? {
+            let order = Seen::from(&order);
             count(&self.scene.progress.cancelled);
-            self.note(asked, What::Cancelled { order: Seen::from(&order) });
+            self.note(asked, What::Cancelled { order });
+            push::listen_on(self, order).await;
         }
         Ok(())
     }
@@ -76,10 +79,11 @@ impl Person {
         }
         self.note(asked, What::Paid { order: id, payment_id, times, late });
         let settled = |seen: &Seen| !matches!(seen.state, State::Queued | State::AwaitingPayment);
-        let seen = self.watch_until(id, Some(won.seq), false, settled).await?;
-        if seen.is_some_and(|seen| seen.state == State::Paid) {
+        let Some(seen) = self.watch_until(id, Some(won.seq), false, settled).await? else { return Ok(()) };
+        if seen.state == State::Paid {
             count(&self.scene.progress.paid);
         }
+        push::listen_on(self, seen).await;
         Ok(())
     }
 

@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{SinkExt as _, StreamExt as _};
-use http_body_util::{BodyExt as _, Full};
-use hyper::body::Incoming;
+use futures_util::{SinkExt as _, StreamExt as _, stream};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use rules::id::{OfferId, OrderId, SaleId};
@@ -23,7 +24,7 @@ use rules::wire::{
     QueueStats, SaleView, ServerTime, Stats,
 };
 use serde_json::{Value, json};
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::{Notify, broadcast, mpsc};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
@@ -82,10 +83,7 @@ pub(crate) struct Manners {
     pub deaf: bool,
     /// Cannot list its orders.
     pub loses_books: bool,
-    /// Has a WebSocket, and decides an order at once.
-    pub pushes: bool,
-    /// Its WebSocket opens and says nothing of orders.
-    pub mute: bool,
+    pub pushes: Pushes,
     /// Every pass takes this long.
     pub slow_passes: Duration,
     /// Every try takes this long.
@@ -122,14 +120,40 @@ impl Default for Manners {
             hides: 0,
             deaf: false,
             loses_books: false,
-            pushes: false,
-            mute: false,
+            pushes: Pushes::Never,
             slow_passes: Duration::ZERO,
             slow_tries: Duration::ZERO,
             refunds: false,
             dies_after: u32::MAX,
         }
     }
+}
+
+/// What those who listen are told of an order that changes, over a WebSocket and over an event stream alike. A shop that
+/// tells anything decides its orders at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pushes {
+    /// There is nothing to listen to.
+    Never,
+    Honestly,
+    /// The line opens and says nothing.
+    Nothing,
+    /// Nothing after the order is decided.
+    OnlyTheFirst,
+    /// As paid, whatever it is.
+    AnotherState,
+    /// With a deadline of its own.
+    AnotherDeadline,
+    /// To everybody who listens.
+    ToEverybody,
+    /// And of one more, which is not there.
+    OneMore,
+    /// And then as it was before.
+    AndBack,
+    /// In words that nobody can read.
+    Gibberish,
+    /// One half, and the line ends.
+    Half,
 }
 
 /// An open shop on a thread of its own; closes when dropped.
@@ -186,7 +210,7 @@ impl FakeShop {
         self.shop.books().orders.len()
     }
 
-    /// WebSockets that were open when the first try came.
+    /// WebSockets and event streams that were open when the first try came.
     pub fn watching_at_the_first_try(&self) -> usize {
         self.shop.watching_at_the_first_try.load(Ordering::Relaxed)
     }
@@ -331,9 +355,12 @@ impl Shop {
     async fn answer(
         self: Arc<Self>,
         mut request: Request<Incoming>,
-    ) -> std::io::Result<Response<Full<Bytes>>> {
-        if request.uri().path() == "/api/v1/events" && (self.manners.pushes || self.manners.mute) {
-            return Ok(self.open_socket(&mut request));
+    ) -> std::io::Result<Response<BoxBody<Bytes, std::io::Error>>> {
+        if request.uri().path() == "/api/v1/events" && self.manners.pushes != Pushes::Never {
+            return Ok(match request.headers().contains_key("sec-websocket-key") {
+                true => self.open_socket(&mut request),
+                false => self.open_stream(&request),
+            });
         }
         let (head, body) = request.into_parts();
         let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
@@ -397,51 +424,94 @@ impl Shop {
         if let Some(seconds) = retry_after {
             response = response.header("retry-after", seconds);
         }
-        Ok(response.body(Full::new(value.to_string().into())).unwrap())
+        Ok(response.body(whole(value.to_string())).unwrap())
     }
 
-    fn open_socket(self: Arc<Self>, request: &mut Request<Incoming>) -> Response<Full<Bytes>> {
+    fn open_socket(
+        self: Arc<Self>,
+        request: &mut Request<Incoming>,
+    ) -> Response<BoxBody<Bytes, std::io::Error>> {
         let accept = derive_accept_key(request.headers()["sec-websocket-key"].as_bytes());
         let upgraded = hyper::upgrade::on(request);
         let shop = Arc::clone(&self);
         self.sockets.lock().unwrap().spawn(async move {
             let stream = TokioIo::new(upgraded.await.unwrap());
-            let socket = WebSocketStream::from_raw_socket(stream, Role::Server, None).await;
-            shop.push(socket).await;
+            let mut socket = WebSocketStream::from_raw_socket(stream, Role::Server, None).await;
+            let Some(Ok(Message::Text(auth))) = socket.next().await else { return };
+            let auth: Value = serde_json::from_str(&auth).unwrap();
+            let buyer = who(&format!("Bearer {}", auth["token"].as_str().unwrap())).unwrap();
+            shop.push(&buyer, Ear::Socket(Box::new(socket))).await;
         });
         let response = Response::builder().status(101).header("connection", "upgrade");
         let response = response.header("upgrade", "websocket").header("sec-websocket-accept", accept);
-        response.body(Full::default()).unwrap()
+        response.body(whole(String::new())).unwrap()
     }
 
-    /// First what is there, then every change; or nothing at all.
-    async fn push(&self, mut socket: WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>) {
-        let Some(Ok(Message::Text(auth))) = socket.next().await else { return };
-        let auth: Value = serde_json::from_str(&auth).unwrap();
-        let buyer = who(&format!("Bearer {}", auth["token"].as_str().unwrap())).unwrap();
+    fn open_stream(self: Arc<Self>, request: &Request<Incoming>) -> Response<BoxBody<Bytes, std::io::Error>> {
+        let buyer = who(request.headers()["authorization"].to_str().unwrap()).unwrap();
+        let (sender, events) = mpsc::channel(16);
+        let shop = Arc::clone(&self);
+        self.sockets.lock().unwrap().spawn(async move { shop.push(&buyer, Ear::Stream(sender)).await });
+        let next = async |mut events: mpsc::Receiver<String>| {
+            let event = events.recv().await?;
+            Some((Ok(Frame::data(Bytes::from(event))), events))
+        };
+        let body = BoxBody::new(StreamBody::new(stream::unfold(events, next)));
+        Response::builder().header("content-type", "text/event-stream").body(body).unwrap()
+    }
+
+    /// First what is there, then every change.
+    async fn push(&self, buyer: &str, mut ear: Ear) {
         let mut news = self.news.subscribe();
         self.watching.fetch_add(1, Ordering::Relaxed);
-        let mut frames = vec![json!({ "type": "ready" })];
-        let frame = |order: &OrderView| json!({ "type": "order", "order": order });
-        if !self.manners.mute {
-            let books = self.books();
-            let own = books.orders.values().filter(|order| order.buyer == buyer);
-            frames.extend(own.map(|order| frame(&order.view)));
+        if !ear.say("ready", None).await {
+            return;
         }
+        let there: Vec<(String, OrderView)> =
+            self.books().orders.values().map(|order| (order.buyer.clone(), order.view.clone())).collect();
+        let mut told: Vec<String> = there.iter().flat_map(|(of, view)| self.words(buyer, of, view)).collect();
         loop {
-            for frame in frames.drain(..) {
-                if socket.send(Message::text(frame.to_string())).await.is_err() {
+            for order in told.drain(..) {
+                let said = match self.manners.pushes {
+                    Pushes::Half => ear.say_half(&order).await,
+                    _ => ear.say("order", Some(&order)).await,
+                };
+                if !said {
                     return;
                 }
             }
             tokio::select! {
-                told = news.recv() => match told {
-                    Ok((of, view)) if of == buyer && !self.manners.mute => frames.push(frame(&view)),
-                    _ => {}
+                changed = news.recv() => if let Ok((of, view)) = changed {
+                    told = self.words(buyer, &of, &view);
                 },
-                said = socket.next() => if !matches!(said, Some(Ok(_))) { return },
+                () = ear.is_gone() => return,
             }
         }
+    }
+
+    /// What this listener is told of an order of that buyer, order by order.
+    fn words(&self, listener: &str, of: &str, view: &OrderView) -> Vec<String> {
+        let pushes = self.manners.pushes;
+        if listener != of && pushes != Pushes::ToEverybody {
+            return Vec::new();
+        }
+        let as_it_is = view.clone();
+        let told = match pushes {
+            Pushes::Never | Pushes::Nothing => vec![],
+            Pushes::OnlyTheFirst if view.seq > 2 => vec![],
+            Pushes::Honestly | Pushes::ToEverybody | Pushes::Half | Pushes::OnlyTheFirst => vec![as_it_is],
+            Pushes::AnotherState => vec![OrderView { state: State::Paid, ..as_it_is }],
+            Pushes::AnotherDeadline => {
+                vec![OrderView { pay_by: Some(self.opens_at.plus_s(60)), ..as_it_is }]
+            }
+            Pushes::OneMore => vec![OrderView { id: OrderId(view.id.0 + 50_000), ..view.clone() }, as_it_is],
+            Pushes::AndBack => {
+                let before = OrderView { state: State::Queued, seq: 1, pay_by: None, ..view.clone() };
+                vec![as_it_is, before]
+            }
+            Pushes::Gibberish => return vec!["[]".into()],
+        };
+        told.iter().map(|order| serde_json::to_string(order).unwrap()).collect()
     }
 
     fn now(&self) -> UnixMs {
@@ -600,12 +670,24 @@ impl Shop {
             refunds: Vec::new(),
         };
         let told = Told::Json(202, serde_json::to_value(&view).unwrap());
-        if self.manners.pushes {
-            (view.state, view.seq) = (State::AwaitingPayment, 2);
-            let _ = self.news.send((buyer.into(), view.clone()));
+        if self.manners.pushes != Pushes::Never {
+            self.record(&mut view);
         }
-        books.orders.insert(id, Order { buyer: buyer.into(), view, looks: 0 });
+        let order = Order { buyer: buyer.into(), view, looks: 0 };
+        self.tell(&order);
+        books.orders.insert(id, order);
         told
+    }
+
+    fn record(&self, order: &mut OrderView) {
+        (order.state, order.seq) = (State::AwaitingPayment, 2);
+        order.pay_by = Some(self.opens_at.plus_s(900));
+    }
+
+    /// Tells whoever listens.
+    fn tell(&self, order: &Order) {
+        // Nobody has to listen.
+        let _ = self.news.send((order.buyer.clone(), order.view.clone()));
     }
 
     fn look(&self, buyer: Option<String>, id: OrderId) -> Told {
@@ -616,7 +698,7 @@ impl Shop {
         };
         order.looks += 1;
         if order.view.state == State::Queued && order.looks > self.manners.queued_looks {
-            (order.view.state, order.view.seq) = (State::AwaitingPayment, 2);
+            self.record(&mut order.view);
         }
         ok(&order.view)
     }
@@ -627,6 +709,7 @@ impl Shop {
         if !self.manners.keeps_cancelled {
             (order.view.state, order.view.reason) = (State::Closed, Some(Reason::Cancelled));
             order.view.seq += 1;
+            self.tell(order);
         }
         ok(&order.view)
     }
@@ -641,6 +724,7 @@ impl Shop {
         if self.manners.refunds {
             (order.view.state, order.view.seq) = (State::Refunded, order.view.seq + 2);
         }
+        self.tell(order);
         ok(json!({}))
     }
 
@@ -673,6 +757,47 @@ impl Shop {
             registrations: 0,
         }
     }
+}
+
+/// Somebody who listens.
+enum Ear {
+    Socket(Box<WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>>),
+    Stream(mpsc::Sender<String>),
+}
+
+impl Ear {
+    /// Whether it was heard. The head of a stream says that it is ready.
+    async fn say(&mut self, kind: &str, order: Option<&str>) -> bool {
+        match (self, order) {
+            (Self::Socket(socket), _) => {
+                let order = order.map_or(String::new(), |order| format!(r#","order":{order}"#));
+                socket.send(Message::text(format!(r#"{{"type":"{kind}"{order}}}"#))).await.is_ok()
+            }
+            (Self::Stream(_), None) => true,
+            (Self::Stream(stream), Some(order)) => {
+                stream.send(format!("event: {kind}\ndata: {order}\n\n")).await.is_ok()
+            }
+        }
+    }
+
+    /// Nothing is said after that.
+    async fn say_half(&mut self, order: &str) -> bool {
+        if let Self::Stream(stream) = self {
+            let _ = stream.send(format!("event: order\ndata: {}", order.split_at(order.len() / 2).0)).await;
+        }
+        false
+    }
+
+    async fn is_gone(&mut self) {
+        match self {
+            Self::Socket(socket) => while let Some(Ok(_)) = socket.next().await {},
+            Self::Stream(stream) => stream.closed().await,
+        }
+    }
+}
+
+fn whole(text: String) -> BoxBody<Bytes, std::io::Error> {
+    Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed()
 }
 
 fn who(authorization: &str) -> Option<String> {

@@ -156,6 +156,28 @@ pub enum What {
     },
 }
 
+impl What {
+    /// The order that was shown.
+    #[must_use]
+    pub const fn shows(&self) -> Option<&Seen> {
+        match self {
+            Self::Order { order, .. } | Self::Pushed { order } | Self::Cancelled { order } => Some(order),
+            Self::Looked { found, .. } => found.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The pass of a try, by the order it was given for.
+    #[must_use]
+    pub const fn tried_with(&self) -> Option<OrderId> {
+        match self {
+            Self::Order { pass, .. } | Self::HungUp { pass, .. } => Some(*pass),
+            Self::Broken { call: Call::Try, pass, .. } | Self::Refused { call: Call::Try, pass, .. } => *pass,
+            _ => None,
+        }
+    }
+}
+
 /// An order as it was shown at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
@@ -241,13 +263,7 @@ impl History {
 
     /// Every time an order was shown to this buyer, in order.
     pub fn seen(&self) -> impl Iterator<Item = (&Told, &Seen)> {
-        self.events.iter().filter_map(|told| match &told.what {
-            What::Order { order, .. } | What::Pushed { order } | What::Cancelled { order } => {
-                Some((told, order))
-            }
-            What::Looked { found, .. } => found.as_ref().map(|seen| (told, seen)),
-            _ => None,
-        })
+        self.events.iter().filter_map(|told| Some((told, told.what.shows()?)))
     }
 
     /// Each order this buyer has seen, as it was last shown.
@@ -321,6 +337,12 @@ impl History {
     pub fn has_open_try(&self) -> bool {
         let open = |what: &What| matches!(what, What::HungUp { .. } | What::Broken { call: Call::Try, .. });
         self.events.iter().any(|told| open(&told.what))
+    }
+
+    /// Whether this buyer tried for the order, whatever came of it.
+    #[must_use]
+    pub fn tried_for(&self, order: OrderId) -> bool {
+        self.events.iter().any(|told| told.what.tried_with() == Some(order))
     }
 
     /// Orders that exist or may exist: what a last look must look at. A try that was clearly refused made none.

@@ -564,8 +564,8 @@ impl Person {
                     // A push is a hint: whoever misses one looks.
                     None => {
                         let looked = self.watch(seen.id, Some(seen.seq), false).await?;
-                        if looked.is_some() {
-                            push::listen_on(self, seen.id).await;
+                        if let Some(shown) = looked {
+                            push::listen_on(self, shown).await;
                         }
                         looked
                     }

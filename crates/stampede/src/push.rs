@@ -101,6 +101,8 @@ pub(crate) async fn follow(person: &mut Person, id: OrderId, how: Follow) -> Opt
             Ok(Some(news)) => {
                 let decided = hear(person, &mut line, news).filter(|seen| seen.id == id);
                 if decided.is_some() {
+                    // The page stays open until its buyer goes home; other lines make room for those who wait for one.
+                    person.line = Some(line).filter(|line| line.from_the_page);
                     return decided;
                 }
             }
@@ -119,21 +121,23 @@ pub(crate) async fn follow(person: &mut Person, id: OrderId, how: Follow) -> Opt
     None
 }
 
-/// The order has been seen decided by a look. Where the line is still open, it listens for a moment longer; then nothing
-/// will come.
-pub(crate) async fn listen_on(person: &mut Person, id: OrderId) {
+/// The order has been shown like this by another answer. Where the line is still open, it listens for a moment longer; then
+/// nothing will come.
+pub(crate) async fn listen_on(person: &mut Person, shown: Seen) {
     let Some(mut line) = person.line.take() else { return };
     let asked = person.scene.clock.instant();
     let until = asked + LISTENS_ON_FOR.min(person.scene.settings.patience);
     loop {
         match tokio::time::timeout_at(until.into(), line.news.recv()).await {
             Ok(Some(news)) => {
-                if hear(person, &mut line, news).is_some_and(|seen| seen.id == id) {
+                let told = |seen: Seen| seen.id == shown.id && seen.seq >= shown.seq;
+                if hear(person, &mut line, news).is_some_and(told) {
+                    person.line = Some(line);
                     return;
                 }
             }
             Ok(None) => return,
-            Err(_) => return person.note(asked, What::NotPushed { order: id }),
+            Err(_) => return person.note(asked, What::NotPushed { order: shown.id }),
         }
     }
 }
@@ -172,7 +176,12 @@ fn hear(person: &mut Person, line: &mut Line, (at, news): (Instant, News)) -> Op
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Frame {
     Ready,
-    Order { order: Box<OrderView> },
+    Order {
+        order: Box<OrderView>,
+    },
+    /// Of another time.
+    #[serde(other)]
+    Other,
 }
 
 /// Who listens to a line, and tells its person.
@@ -214,9 +223,12 @@ impl Caller {
         self.news.send((self.clock.instant(), news)).await.is_ok()
     }
 
-    /// A buyer with a past may have orders of other nights.
-    async fn tell_of(&self, order: Box<OrderView>) -> bool {
-        order.sale_id != self.sale || self.tell(News::Order(order)).await
+    /// A buyer with a past may have orders of other nights. What cannot be read is noted, and the next news may be better.
+    async fn tell_of(&self, order: serde_json::Result<Box<OrderView>>) -> bool {
+        match order {
+            Ok(order) => order.sale_id != self.sale || self.tell(News::Order(order)).await,
+            Err(error) => self.tell(News::Broken(format!("this is no news: {error}"))).await,
+        }
     }
 
     async fn by_websocket(&self) -> anyhow::Result<()> {
@@ -233,9 +245,11 @@ impl Caller {
             };
             match message {
                 Message::Text(text) => {
-                    match serde_json::from_str(&text).context("this is no news")? {
-                        Frame::Ready => self.tell(News::Open).await,
-                        Frame::Order { order } => self.tell_of(order).await,
+                    match serde_json::from_str(&text) {
+                        Ok(Frame::Ready) => self.tell(News::Open).await,
+                        Ok(Frame::Order { order }) => self.tell_of(Ok(order)).await,
+                        Ok(Frame::Other) => true,
+                        Err(error) => self.tell_of(Err(error)).await,
                     };
                 }
                 Message::Close(frame) => {
@@ -269,7 +283,7 @@ impl Caller {
                 () = self.news.closed() => return Ok(()),
             };
             for data in data {
-                self.tell_of(serde_json::from_str(&data).context("this is no news")?).await;
+                self.tell_of(serde_json::from_str(&data)).await;
             }
         }
     }
@@ -313,13 +327,13 @@ impl Events {
         }
     }
 
-    /// The data of the events that are complete; waits for bytes if there is none.
+    /// The data of the orders that are complete; waits for bytes if there is none.
     async fn next(&mut self, stream: &mut TcpStream) -> anyhow::Result<Vec<String>> {
         loop {
             self.unchunk()?;
-            let events = self.take_events();
-            if !events.is_empty() {
-                return Ok(events);
+            let orders = self.take_orders();
+            if !orders.is_empty() {
+                return Ok(orders);
             }
             self.read(stream).await?;
         }
@@ -350,15 +364,16 @@ impl Events {
         }
     }
 
-    fn take_events(&mut self) -> Vec<String> {
+    /// Events of other kinds are passed over, as a page does that listens for orders.
+    fn take_orders(&mut self) -> Vec<String> {
         let mut found = Vec::new();
         while let Some(end) = self.text.windows(2).position(|pair| pair == b"\n\n") {
             let event = String::from_utf8_lossy(self.text.get(..end).unwrap_or_default()).into_owned();
             self.text.drain(..end + 2);
-            let data: Vec<&str> =
-                event.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim_start).collect();
-            if !data.is_empty() {
-                found.push(data.join("\n"));
+            let field =
+                |name| event.lines().filter_map(move |line| line.strip_prefix(name)).map(str::trim_start);
+            if field("event:").last() == Some("order") {
+                found.push(field("data:").collect::<Vec<_>>().join("\n"));
             }
         }
         found
@@ -372,14 +387,15 @@ mod tests {
     #[test]
     fn events_are_read_across_chunks() {
         let mut events = Events { chunked: true, ..Events::default() };
-        let body = "event: order\nid: 1\ndata: {\"a\":\ndata: 1}\n\n: ping\n\ndata: x\n\n";
+        let body = "event: order\nid: 1\ndata: {\"a\":\ndata: 1}\n\n: ping\n\nevent: other\ndata: y\n\ndata: z\n\n\
+                    event: order\ndata: x\n\n";
         let (first, rest) = body.split_at(20);
         let bytes = format!("{:x}\r\n{first}\r\n{:x}\r\n{rest}\r\n", first.len(), rest.len());
         let mut found = Vec::new();
         for byte in bytes.bytes() {
             events.raw.push(byte);
             events.unchunk().unwrap();
-            found.extend(events.take_events());
+            found.extend(events.take_orders());
         }
         assert_eq!(found, ["{\"a\":\n1}", "x"]);
         events.raw.extend_from_slice(b"0\r\n\r\n");

@@ -85,6 +85,11 @@ impl Disk {
         self.state.lock().plan.free_space();
     }
 
+    /// What it says from now on of its free space; writes do not heed it.
+    pub fn say_free_bytes(&self, bytes: u64) {
+        self.state.lock().free_bytes = bytes;
+    }
+
     /// Ends [`Kind::EioSticky`]: the device answers again.
     pub fn heal(&self) {
         self.state.lock().plan.heal();
@@ -146,13 +151,18 @@ impl Disk {
     }
 }
 
-/// Syncs files as a program does that has opened them itself, beside SQLite. Counted and faulted like SQLite's own.
+/// What a program does with the disk beside SQLite. A sync is of a file that it has opened itself, counted and faulted like
+/// SQLite's own.
 #[derive(Debug, Clone)]
 pub struct Beside(Arc<Mutex<State>>);
 
 impl Beside {
     pub fn sync(&self, file: &str) -> std::io::Result<()> {
         self.0.lock().sync_by_name(file).map_err(|refusal| std::io::Error::other(format!("{refusal:?}")))
+    }
+
+    pub fn free_bytes(&self) -> u64 {
+        self.0.lock().free_bytes
     }
 }
 

@@ -17,6 +17,9 @@ pub mod browser;
 /// A disk for SQLite that loses, tears and refuses what a real one may.
 pub mod disk;
 
+/// A private nginx.
+pub mod nginx;
+
 /// Programs that can be watched, stopped and killed.
 pub mod process;
 
@@ -27,5 +30,7 @@ pub mod rabbitmq;
 pub mod small_disk;
 
 mod eventually;
+
+mod ports;
 
 pub use eventually::eventually;

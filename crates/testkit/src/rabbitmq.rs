@@ -8,9 +8,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use rand::RngExt as _;
 use tempfile::TempDir;
 
+use crate::ports::take;
 use crate::process::{Process, Program};
 
 /// Debian keeps the real scripts here, one folder per version; those in `/usr/sbin` change the user.
@@ -18,12 +18,6 @@ const SCRIPTS: &str = "/usr/lib/rabbitmq/lib";
 
 /// Erlang starts slowly, and slower on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(180);
-
-/// Services of the machine have their ports below it.
-const LOWEST_PORT: u16 = 10_000;
-
-/// How many ports are tried before any is good enough.
-const TRIES: u32 = 100;
 
 /// What it says when it is ready.
 const READY: &str = "Server startup complete";
@@ -186,21 +180,4 @@ impl Ports {
             names: port(&names)?,
         })
     }
-}
-
-/// A port below those that the kernel gives to whoever asks for any: it is let go and taken again seconds later, and
-/// nobody is given it in between.
-fn take() -> anyhow::Result<TcpListener> {
-    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let given_from = range.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(0);
-    for _ in 0..TRIES {
-        if given_from <= LOWEST_PORT {
-            break;
-        }
-        let port = rand::rng().random_range(LOWEST_PORT..given_from);
-        if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)) {
-            return Ok(listener);
-        }
-    }
-    Ok(TcpListener::bind("127.0.0.1:0")?)
 }

@@ -102,12 +102,17 @@ impl Settings {
         is_public(&self.listen) || self.operator_listen.as_deref().is_some_and(is_public)
     }
 
-    /// Whether buyers from elsewhere may come, as the sandbox sees it: by the listener, a proxy, or a public address.
+    /// Whether buyers from elsewhere may come, as the sandbox sees it: by the listener or by a proxy.
     fn lets_others_in(&self) -> bool {
+        is_public(&self.listen) || self.is_behind_a_proxy()
+    }
+
+    /// Whether something beside us may let others in, as far as the settings say: a proxy is named, or buyers come to an
+    /// address that is not this machine's.
+    #[must_use]
+    pub fn is_behind_a_proxy(&self) -> bool {
         let elsewhere = |url: &str| !is_loopback(url);
-        is_public(&self.listen)
-            || !self.limits.trusted_proxies.is_empty()
-            || self.public_url.as_deref().is_some_and(elsewhere)
+        !self.limits.trusted_proxies.is_empty() || self.public_url.as_deref().is_some_and(elsewhere)
     }
 
     fn check_auth(&self, problems: &mut Problems) {

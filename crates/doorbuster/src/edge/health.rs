@@ -1,13 +1,14 @@
 //! Alive, ready, and the numbers behind it.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Extension, State};
 use axum::response::IntoResponse as _;
 use axum::routing::get;
-use http::HeaderMap;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, FORWARDED, HOST, HeaderName, VIA};
+use http::{HeaderMap, HeaderValue};
 use rules::wire::Code;
 
 use super::extract::{admin_key_needed, has_admin_key};
@@ -16,6 +17,7 @@ use super::refusal::{Answer, Refusal};
 use super::router::ClientAddress;
 use super::server::Audience;
 use crate::app::App;
+use crate::payment::port::is_loopback;
 use crate::telemetry::metrics::CONTENT_TYPE as METRICS_CONTENT_TYPE;
 
 /// Where the numbers are.
@@ -58,13 +60,28 @@ async fn metrics(
     let allowed = match audience {
         Audience::Operators => true,
         Audience::Buyers => return Err(Refusal::new(Code::NotFound)),
-        Audience::Everybody => client.is_loopback() || has_admin_key(&headers, &app),
+        Audience::Everybody => is_at_home(&app, client, &headers) || has_admin_key(&headers, &app),
     };
     if !allowed {
         return Err(admin_key_needed());
     }
     note_limits(&app);
     Ok(([(CONTENT_TYPE, METRICS_CONTENT_TYPE)], app.metrics.encode()).into_response())
+}
+
+/// Whether this machine itself asks. Through a proxy beside us everybody seems to, so whatever hints at one speaks against it;
+/// and so does another name, by which a page of strangers may have led a browser here.
+fn is_at_home(app: &App, client: IpAddr, headers: &HeaderMap) -> bool {
+    let names_us =
+        |host: &HeaderValue| host.to_str().is_ok_and(|host| is_loopback(&format!("http://{host}")));
+    let mut names = headers.get_all(HOST).iter().peekable();
+    let is_proxied = app.settings.is_behind_a_proxy() || headers.keys().any(is_of_a_proxy);
+    client.is_loopback() && !is_proxied && names.peek().is_some() && names.all(names_us)
+}
+
+fn is_of_a_proxy(header: &HeaderName) -> bool {
+    let name = header.as_str();
+    name.starts_with("x-forwarded-") || [FORWARDED.as_str(), VIA.as_str(), "x-real-ip"].contains(&name)
 }
 
 /// What is known only by looking.

@@ -217,12 +217,10 @@ impl Port {
         self.home.get().copied().map(guard::reachable)
     }
 
-    /// Whether only this machine reaches the buyers' listener, as far as the settings say: a public address elsewhere
-    /// means that something beside us lets others in.
+    /// Whether only this machine reaches the buyers' listener itself.
     #[must_use]
     pub fn is_at_home_only(&self) -> bool {
-        let public_url = self.public_url.as_deref();
-        self.home.get().is_some_and(|home| home.ip().is_loopback()) && public_url.is_none_or(is_loopback)
+        self.home.get().is_some_and(|home| home.ip().is_loopback())
     }
 
     #[must_use]

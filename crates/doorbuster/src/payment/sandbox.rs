@@ -370,11 +370,11 @@ impl Sandbox {
 
 impl App {
     /// Whether the sandbox serves this sale: in a demo all, elsewhere rehearsals, or whoever is on this machine. Others
-    /// come through a proxy beside us when there is one, and a public address says so as well.
+    /// come through a proxy beside us when there is one.
     #[must_use]
     pub fn sandbox_serves(&self, sale: SaleId) -> bool {
         let is_rehearsal = || self.catalogue.sale(sale).is_some_and(|card| card.sale.rehearsal);
-        let is_private = || self.port.is_at_home_only() && self.settings.limits.trusted_proxies.is_empty();
+        let is_private = || self.port.is_at_home_only() && !self.settings.is_behind_a_proxy();
         self.port.sandbox().is_some() && (self.settings.demo || is_private() || is_rehearsal())
     }
 

@@ -4,7 +4,7 @@
 //! system commits at once. A buyer is answered after that commit. Nothing here knows HTTP, the ledger's tables or
 //! what a claim will become.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -33,6 +33,10 @@ const MIGRATIONS: &[&str] = &[include_str!("../../migrations/journal/0001_entrie
 /// Pages of the log after which they are copied into the file (16 MiB of 4 KiB pages). Few of them differ, since
 /// recorded claims make room for new ones.
 const COPY_PAGES: u32 = 4_096;
+
+/// After a commit that found no space, so many bytes must be free before the journal counts as writable again: what its log
+/// may grow to before it is copied, twice.
+const SPACE_BYTES_MIN: u64 = 32 << 20;
 
 /// Under load the journal rests this long between two commits: a commit that carries many claims costs each of them
 /// less, and the answer waits for it no longer than for the disk.
@@ -110,11 +114,27 @@ impl Misfit {
 #[derive(Debug)]
 pub struct Journal {
     connection: Connection,
+    place: Place,
     log: Log,
     slots: Slots,
     /// What the ledger has recorded, up to this number.
     cursor: u64,
     reports: Reports,
+}
+
+/// Where its file lies.
+#[derive(Debug)]
+struct Place {
+    path: PathBuf,
+    disk: Option<Arc<dyn Disk>>,
+}
+
+impl Place {
+    /// Whether there is more space than a commit or two needs, as far as the system says.
+    fn has_space(&self) -> bool {
+        let free = sqlite::free_bytes(&self.path, self.disk.as_deref());
+        free.is_none_or(|bytes| bytes >= SPACE_BYTES_MIN)
+    }
 }
 
 /// What the journal's thread needs besides its file.
@@ -207,7 +227,8 @@ impl Journal {
         Misfit::refuse(path, &found, last_seq, incarnation, cursor)?;
         let reports = Reports::default();
         let log = Log::of(&connection, path, disk, COPY_PAGES, reports.clone())?;
-        Ok(Self { connection, log, slots, cursor, reports })
+        let place = Place { path: path.to_owned(), disk: disk.cloned() };
+        Ok(Self { connection, place, log, slots, cursor, reports })
     }
 
     /// The claims that the ledger has not recorded, oldest first: answered, and to be recorded before anything else.
@@ -223,6 +244,7 @@ impl Journal {
         let is_writable = Arc::new(AtomicBool::new(true));
         let writer = Writer {
             connection: self.connection,
+            place: self.place,
             log: self.log,
             next_seq: self.slots.last_seq() + 1,
             slots: self.slots,
@@ -271,8 +293,8 @@ impl JournalHandle {
         Ok(reply)
     }
 
-    /// Whether the last commit found space on the disk. If not, asking has it tried again, so that who asks now and then
-    /// hears of new space also while nobody buys.
+    /// Whether the journal can be written: no commit has found the disk full, or there is plenty of space again. If not,
+    /// asking has it tried again, so that who asks now and then hears of new space also while nobody buys.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         let is_writable = self.is_writable.load(Ordering::Acquire);
@@ -306,6 +328,7 @@ struct Running {
 
 struct Writer {
     connection: Connection,
+    place: Place,
     log: Log,
     next_seq: u64,
     slots: Slots,
@@ -371,7 +394,7 @@ impl Writer {
         let span = tracing::debug_span!("journal_commit", claims = batch.len());
         match span.in_scope(|| self.append(batch)) {
             Ok(first_seq) => {
-                self.is_writable.store(true, Ordering::Release);
+                self.found_space();
                 self.parts.metrics.journal_batch_claims.observe(f64_of(batch.len()));
                 self.parts.metrics.journal_commit_seconds.observe(began.elapsed().as_secs_f64());
                 self.hand_over(batch, first_seq);
@@ -398,14 +421,20 @@ impl Writer {
         }
         let written = self.connection.pragma_update(None, "application_id", 0);
         match written.map_err(|error| (sqlite::classify_commit(&error), error)) {
-            Ok(()) => {
-                tracing::info!("the journal can be written again");
-                self.is_writable.store(true, Ordering::Release);
-            }
+            Ok(()) => self.found_space(),
             Err((CommitFailure::NothingHappened, error)) => {
                 tracing::debug!(%error, "the journal still cannot be written");
             }
             Err((CommitFailure::Unknown, error)) => self.fail(error.into()),
+        }
+    }
+
+    /// A commit has found space. After one that did not, this says little: a small one fits where the next large one does
+    /// not, and who asks whether the server can sell would hear yes and no in turn.
+    fn found_space(&self) {
+        if !self.is_writable.load(Ordering::Acquire) && self.place.has_space() {
+            tracing::info!("the journal can be written again");
+            self.is_writable.store(true, Ordering::Release);
         }
     }
 

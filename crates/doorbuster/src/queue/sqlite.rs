@@ -26,6 +26,17 @@ pub trait Disk: fmt::Debug + Send + Sync {
 
     /// Pages of a log after which it is copied into its file; `None` for as many as on the system's disk.
     fn copy_pages(&self) -> Option<u32>;
+
+    /// Bytes that are free.
+    fn free_bytes(&self) -> u64;
+}
+
+/// Bytes that are free where this file lies; `None` where the system does not say.
+pub fn free_bytes(path: &Path, disk: Option<&dyn Disk>) -> Option<u64> {
+    match disk {
+        Some(disk) => Some(disk.free_bytes()),
+        None => rustix::fs::statvfs(path).ok().map(|found| found.f_bavail.saturating_mul(found.f_frsize)),
+    }
 }
 
 /// Opens a file for its one writer (the folder's lock sees to it that there is no second): WAL, `synchronous=FULL`, checked by reading the settings back.

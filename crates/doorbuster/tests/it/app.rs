@@ -306,6 +306,10 @@ impl sqlite::Disk for Breakable {
     fn copy_pages(&self) -> Option<u32> {
         self.copy_pages
     }
+
+    fn free_bytes(&self) -> u64 {
+        self.beside.free_bytes()
+    }
 }
 
 pub struct TestSale {

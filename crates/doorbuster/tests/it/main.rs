@@ -56,6 +56,9 @@ mod stampede;
 /// A sale from draft to recorded order.
 mod purchase;
 
+/// The way in that docs/going-live.md shows.
+mod proxy;
+
 /// Who may call what operators call, and where.
 mod operator_access;
 

@@ -661,6 +661,27 @@ fn assert_secure((found, headers, body): (u16, reqwest::header::HeaderMap, Value
 async fn numbers_are_for_this_machine_or_for_the_key() {
     let app = TestApp::start().await;
     app.call("GET", "/metrics", None, None, 200).await;
+    // What a proxy on this machine says, of which the settings say nothing.
+    for (header, value, status) in [
+        ("x-forwarded-for", "192.0.2.1", 401),
+        ("x-forwarded-proto", "https", 401),
+        ("x-real-ip", "127.0.0.1", 401),
+        ("forwarded", "for=192.0.2.1", 401),
+        ("via", "1.1 proxy", 401),
+        ("host", "sale.shop.example", 401),
+        ("host", "127.0.0.1.shop.example", 401),
+        ("host", "192.0.2.1:8080", 401),
+        ("host", "localhost:8080", 200),
+        ("host", "[::1]", 200),
+    ] {
+        let ask = || app.client.get(app.url("/metrics")).header(header, value);
+        assert_eq!(app.send(ask()).await.0, status, "{header}: {value}");
+        assert_eq!(app.send(ask().bearer_auth(ADMIN_KEY)).await.0, 200, "{header}: {value}");
+    }
+    let nameless = Raw::saying(app.address, "GET /metrics HTTP/1.0\r\n\r\n").await.answer().await;
+    assert_eq!(nameless.status, 401);
+    let public = TestApp::with(&["public_url=https://sale.shop.example"]).await;
+    assert_eq!(public.send(public.client.get(public.url("/metrics"))).await.0, 401);
     // Behind a proxy everybody's connection comes from this machine; the proxy says who they are.
     let behind = TestApp::with(&["limits.trusted_proxies=127.0.0.1"]).await;
     let ask = async |client: Option<&str>, token: &str| {
@@ -678,7 +699,7 @@ async fn numbers_are_for_this_machine_or_for_the_key() {
     );
     assert_eq!(ask(Some("192.0.2.1"), &behind.buyer("ann").token).await.0, 401);
     assert_eq!(ask(Some("192.0.2.1"), ADMIN_KEY).await.0, 200);
-    assert_eq!(ask(None, "").await.0, 200, "this machine itself, past the proxy");
+    assert_eq!(ask(None, "").await.0, 401, "who sends no address may come through it all the same");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use testkit::disk::{Disk, Fault, Kind, OperationKind, PowerCut};
 
-use crate::app::{PATIENCE, TestApp, TestSale, assert_code};
+use crate::app::{PATIENCE, TestApp, TestSale, assert_code, eventually};
 use crate::buyer_orders::second_hand;
 
 /// A server whose next sync of the journal goes wrong, and its sale of three units, one of them sold.
@@ -109,6 +109,34 @@ async fn a_full_disk_is_busy_to_buyers_until_there_is_space_again() {
     let stats = app.stats(&sale).await;
     let units = &stats["offers"][0];
     assert_eq!((&units["free"], &units["held"], &stats["funnel"]["busy"]), (&json!(2), &json!(1), &json!(2)));
+    app.stop().await;
+}
+
+/// A small commit fits where a large one does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_with_little_space_is_not_ready_and_unready_in_turn() {
+    let disk = Disk::new();
+    let app = TestApp::on_disk(tempfile::tempdir().unwrap(), &disk).await;
+    let sale = app.open_sale(3).await;
+    let ann = app.buyer("ann");
+    disk.say_free_bytes(64 << 10);
+    let look = async || app.send(app.client.get(app.url("/readyz"))).await.0;
+    assert_eq!(look().await, 200, "nothing has failed yet");
+    disk.plan(Fault::at(1, Kind::EnospcOnce).on(OperationKind::Write).of_file("journal.db-wal"));
+    let pass = ann.mint(sale.offer());
+    told_busy(&app, &sale, &pass).await;
+    assert!(disk.fired());
+    for _ in 0..20 {
+        assert_eq!(look().await, 503);
+    }
+    // Buyers are served as well as it goes.
+    ann.buy_with(sale.offer(), &pass, 1, 202).await;
+    app.settled().await;
+    for _ in 0..20 {
+        assert_eq!(look().await, 503);
+    }
+    disk.say_free_bytes(64 << 20);
+    eventually("with space again it is ready again", async || look().await == 200).await;
     app.stop().await;
 }
 

@@ -30,6 +30,23 @@ pub(super) fn judge(history: &History, evidence: &Evidence<'_>, findings: &mut V
     judge_money(history, evidence, findings);
 }
 
+/// Orders that came over a socket and that its buyer never tried for, neither now nor in an earlier visit.
+pub(super) fn strange_news<'a>(evidence: &Evidence<'a>) -> BTreeSet<(&'a str, OrderId)> {
+    let pushed = |history: &'a History| {
+        history.events.iter().filter_map(move |told| match &told.what {
+            What::Pushed { order } => Some((history, order)),
+            _ => None,
+        })
+    };
+    let strange = |(history, order): &(&History, &Seen)| {
+        let started_at = evidence.started_at;
+        let is_new = started_at.is_some() && !is_old(history, started_at, order.created_at);
+        is_new && !history.tried_for(order.id)
+    };
+    let news = evidence.histories.iter().flat_map(pushed).filter(strange);
+    news.map(|(history, order)| (history.buyer.as_str(), order.id)).collect()
+}
+
 /// What was told so far, while going through the answers one by one.
 struct Answers<'a> {
     history: &'a History,
@@ -39,6 +56,8 @@ struct Answers<'a> {
     registered_us: Option<u64>,
     passes: BTreeMap<OrderId, (OfferId, UnixMs)>,
     given: Vec<(&'a Told, OrderId)>,
+    /// Orders of which it was said that they are early.
+    early: BTreeSet<OrderId>,
 }
 
 impl<'a> Answers<'a> {
@@ -51,11 +70,15 @@ impl<'a> Answers<'a> {
             registered_us: None,
             passes: BTreeMap::new(),
             given: Vec::new(),
+            early: BTreeSet::new(),
         }
     }
 
     fn judge(mut self, findings: &mut Vec<Finding>) {
         for told in &self.history.events {
+            if let Some(order) = told.what.shows() {
+                self.judge_time(told, order, findings);
+            }
             match &told.what {
                 What::Window { opens_at, .. } => self.opens_at = Some(*opens_at),
                 What::Offset { ms } => self.offset_ms = Some(*ms),
@@ -64,7 +87,7 @@ impl<'a> Answers<'a> {
                     self.passes.insert(*order, (*offer, *expires_at));
                 }
                 What::Order { pass, asked, order, .. } => {
-                    self.judge_order(told, *pass, *asked, order, findings);
+                    self.judge_order(*pass, *asked, order, findings);
                     self.given.push((told, *pass));
                 }
                 What::Looked { id, found: Some(seen), .. } if seen.id != *id => {
@@ -85,7 +108,7 @@ impl<'a> Answers<'a> {
         }
     }
 
-    fn judge_order(&self, told: &Told, pass: OrderId, asked: u32, order: &Seen, findings: &mut Vec<Finding>) {
+    fn judge_order(&self, pass: OrderId, asked: u32, order: &Seen, findings: &mut Vec<Finding>) {
         let buyer = || self.buyer();
         if order.id != pass {
             findings.push(Finding::OtherOrder { buyer: buyer(), pass, order: order.id });
@@ -98,16 +121,25 @@ impl<'a> Answers<'a> {
             let (offer, given) = (*offer, order.offer);
             findings.push(Finding::OtherOffer { buyer: buyer(), order: order.id, offer, given });
         }
+    }
+
+    /// No order is made, or shown, before the opening; once is enough to say so. Those of an earlier visit were judged then.
+    fn judge_time(&mut self, told: &Told, order: &Seen, findings: &mut Vec<Finding>) {
         let Some(opens_at) = self.opens_at else { return };
-        let early_ms = order.created_at.ms_until(opens_at);
-        if early_ms > 0 {
-            findings.push(Finding::Early { buyer: buyer(), order: order.id, early_ms });
+        if is_old(self.history, self.started_at, order.created_at) && !self.history.tried_for(order.id) {
+            return;
         }
+        let (buyer, made_ms) = (self.buyer(), order.created_at.ms_until(opens_at));
         let told_at = self.by_the_server(told.told_us).map(|at| at.plus_ms(CLOCK_MARGIN_MS));
-        let early_ms = told_at.map_or(0, |at| at.ms_until(opens_at));
-        if early_ms > 0 {
-            findings.push(Finding::ToldEarly { buyer: buyer(), order: order.id, early_ms });
+        let told_ms = told_at.map_or(0, |at| at.ms_until(opens_at));
+        if made_ms.max(told_ms) == 0 || !self.early.insert(order.id) {
+            return;
         }
+        let order = order.id;
+        findings.push(match made_ms {
+            0 => Finding::ToldEarly { buyer, order, early_ms: told_ms },
+            early_ms => Finding::Early { buyer, order, early_ms },
+        });
     }
 
     fn judge_refused_try(

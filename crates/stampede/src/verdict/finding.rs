@@ -48,6 +48,8 @@ pub enum Finding {
     OtherOrder { buyer: String, pass: OrderId, order: OrderId },
     #[error("Buyer {buyer} looked at order {asked} and was shown order {shown}.")]
     OtherShown { buyer: String, asked: OrderId, shown: OrderId },
+    #[error("Buyer {buyer} was told over a socket of order {order}, for which they never tried.")]
+    StrangeNews { buyer: String, order: OrderId },
     #[error("Buyer {buyer} asked for {asked} units and order {order} says {given}.")]
     OtherQuantity { buyer: String, order: OrderId, asked: u32, given: u32 },
     #[error("Buyer {buyer} had a pass for offer {offer} and order {order} is of offer {given}.")]
@@ -201,6 +203,7 @@ impl Finding {
             | Self::PassTwice { .. }
             | Self::OtherOrder { .. }
             | Self::OtherShown { .. }
+            | Self::StrangeNews { .. }
             | Self::OtherQuantity { .. }
             | Self::OtherOffer { .. }
             | Self::FactChanged { .. }

@@ -5,7 +5,7 @@ use rules::id::OrderId;
 use rules::order::{Event, Reason, State, Status, next};
 
 use super::finding::Finding;
-use crate::history::{History, Seen, Told};
+use crate::history::{History, Seen, Told, What};
 
 /// One time it was shown.
 pub(super) type Shown<'a> = (&'a Told, &'a Seen);
@@ -40,12 +40,15 @@ pub(super) fn judge(history: &History, shown: &[Shown<'_>], findings: &mut Vec<F
 }
 
 /// An order's `seq` only grows, and each `seq` shows one state. Overlapping calls may hear in another order than they
-/// were answered, so only what was asked after the other was told is compared.
+/// were answered, so a smaller `seq` counts only where it was asked for after the larger one was told, or came after it over
+/// one line, which tells nothing that was overtaken.
 fn went_back(history: &History, shown: &[Shown<'_>]) -> Option<Finding> {
-    shown.iter().find_map(|(told, after)| {
-        let mut earlier = shown.iter().filter(|(before, _)| before.told_us <= told.asked_us);
-        let (_, before) = earlier.find(|(_, before)| {
-            before.seq > after.seq || (before.seq == after.seq && before.state != after.state)
+    shown.iter().enumerate().find_map(|(position, (told, after))| {
+        let (_, (_, before)) = shown.iter().enumerate().find(|(place, (earlier, before))| {
+            let over_one_line = *place < position && came_over_one_line(earlier, told);
+            let is_earlier = earlier.told_us <= told.asked_us || over_one_line;
+            let contradicts = *place < position && before.seq == after.seq && before.state != after.state;
+            contradicts || (is_earlier && before.seq > after.seq)
         })?;
         Some(Finding::WentBack {
             buyer: history.buyer.clone(),
@@ -56,6 +59,12 @@ fn went_back(history: &History, shown: &[Shown<'_>]) -> Option<Finding> {
             after_seq: after.seq,
         })
     })
+}
+
+/// What comes over a line counts as asked for when the line was open.
+fn came_over_one_line(first: &Told, second: &Told) -> bool {
+    let pushed = |told: &Told| matches!(told.what, What::Pushed { .. });
+    pushed(first) && pushed(second) && first.asked_us == second.asked_us
 }
 
 /// More steps than an order has states lead nowhere new.
@@ -107,11 +116,13 @@ fn reachable(from: &Seen, steps: u32) -> Vec<Status> {
 
 fn fact_changed(history: &History, shown: &[Shown<'_>]) -> Option<Finding> {
     let (_, first) = shown.first()?;
+    let pay_by = shown.iter().find_map(|(_, seen)| seen.pay_by);
     shown.iter().find_map(|(_, seen)| {
         let what = match seen {
             _ if seen.offer != first.offer => "offer",
             _ if seen.quantity != first.quantity => "quantity",
             _ if seen.created_at != first.created_at => "time of creation",
+            _ if seen.pay_by.is_some() && seen.pay_by != pay_by => "time to pay",
             _ => return None,
         };
         Some(Finding::FactChanged { buyer: history.buyer.clone(), order: first.id, what })

@@ -18,12 +18,15 @@ mod together;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
+
+use rules::id::OrderId;
 use rules::time::UnixMs;
 use rules::wire::{OperatorOrder, Stats};
 use serde::{Deserialize, Serialize};
 
 pub use self::finding::{Finding, Promise};
-use crate::history::History;
+use crate::history::{History, Told, What};
 
 /// What is judged. What is not there is not compared.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,9 +71,37 @@ pub struct AuditFinding {
 #[must_use]
 pub fn judge(evidence: &Evidence<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for history in evidence.histories {
-        alone::judge(history, evidence, &mut findings);
+    together::judge_owners(evidence.histories, &mut findings);
+    match alone::strange_news(evidence) {
+        strange if strange.is_empty() => judge_own(evidence, &mut findings),
+        strange => {
+            findings.extend(strange.iter().map(|(buyer, order)| {
+                let (buyer, order) = ((*buyer).to_owned(), *order);
+                Finding::StrangeNews { buyer, order }
+            }));
+            let histories: Vec<History> =
+                evidence.histories.iter().map(|history| without(history, &strange)).collect();
+            judge_own(&Evidence { histories: &histories, ..*evidence }, &mut findings);
+        }
     }
-    together::judge(evidence, &mut findings);
     findings
+}
+
+/// Everybody's own orders.
+fn judge_own(evidence: &Evidence<'_>, findings: &mut Vec<Finding>) {
+    for history in evidence.histories {
+        alone::judge(history, evidence, findings);
+    }
+    together::judge(evidence, findings);
+}
+
+/// The history without orders that were never this buyer's: whose they are, and what became of them, is told by others.
+fn without(history: &History, strange: &BTreeSet<(&str, OrderId)>) -> History {
+    let is_strange = |order: OrderId| strange.contains(&(history.buyer.as_str(), order));
+    let own = |told: &&Told| match &told.what {
+        What::Pushed { order } => !is_strange(order.id),
+        What::Looked { id, .. } => !is_strange(*id),
+        _ => true,
+    };
+    History { buyer: history.buyer.clone(), events: history.events.iter().filter(own).cloned().collect() }
 }

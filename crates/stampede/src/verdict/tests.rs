@@ -16,9 +16,9 @@ use rules::wire::{Code, OfferStats, OperatorOrder, OrderView, Stats};
 use super::*;
 use crate::clock::Clock;
 use crate::crowd::{Crowd, CrowdSettings, Tokens};
-use crate::fake::{FakeShop, Manners, SECRET};
+use crate::fake::{FakeShop, Manners, Pushes, SECRET};
 use crate::history::{Call, Seen, Told, What};
-use crate::scenario::Kind;
+use crate::scenario::{Follow, Kind};
 
 const OFFER: OfferId = OfferId(1);
 const OPENS_AT: UnixMs = UnixMs(1_800_000_000_000);
@@ -162,6 +162,12 @@ fn tell(case: &mut Case, buyer: usize, what: What) {
     told(case, buyer).push(Told { asked_us: last + 5, told_us: last + 10, what });
 }
 
+/// The order comes over the one line that this buyer has had open since the page.
+fn push(case: &mut Case, buyer: usize, order: Seen) {
+    tell(case, buyer, What::Pushed { order });
+    told(case, buyer).last_mut().unwrap().asked_us = 1;
+}
+
 /// Changes the order a try or a look has shown.
 fn show(told: &mut Told, change: impl FnOnce(&mut Seen)) {
     match &mut told.what {
@@ -288,6 +294,22 @@ const LIES: &[Lie] = lies! {
         tell(case, 1, What::Watching);
         tell(case, 1, What::NotPushed { order: OrderId(11) });
     } => Finding::NeverPushed { buyers: 1, watchers: 2 },
+    news_that_go_back: |case| {
+        push(case, 0, seen(10, State::AwaitingPayment, 2));
+        push(case, 0, seen(10, State::Queued, 1));
+    } => Finding::WentBack { before_seq: 2, after_seq: 1, .. },
+    news_of_another_state: |case| push(case, 0, seen(10, State::Paid, 2)) => Finding::WentBack { before_seq: 2, after: "paid", .. },
+    news_of_the_order_of_another: |case| push(case, 2, seen(10, State::AwaitingPayment, 2)) => Finding::SharedOrder { .. },
+    news_of_an_order_nobody_tried_for: |case| push(case, 0, seen(77, State::AwaitingPayment, 2)) => Finding::StrangeNews { .. },
+    news_of_another_deadline: |case| {
+        for (position, s) in [(4, 900), (5, 60)] { show(&mut told(case, 0)[position], |order| order.pay_by = Some(OPENS_AT.plus_s(s))); }
+    } => Finding::FactChanged { what: "time to pay", .. },
+    news_of_an_order_before_the_opening: |case| {
+        told(case, 0)[3].what = What::HungUp { pass: OrderId(10), bytes: 300 };
+        let mut early = seen(10, State::AwaitingPayment, 2);
+        early.created_at = OPENS_AT.plus_ms(-1);
+        push(case, 0, early);
+    } => Finding::Early { early_ms: 1, .. },
     an_order_that_is_gone: |case| told(case, 0)[5].what = What::Looked { id: OrderId(10), found: None, last: true } => Finding::Gone { .. },
     an_order_nobody_could_look_at: |case| drop(told(case, 0).pop()) => Finding::NotSeenAgain { .. },
     queued_for_ever: |case| {
@@ -411,6 +433,20 @@ fn honest_nights_are_clean() {
     type Night = (&'static str, fn(&mut Case));
     let nights: &[Night] = &[
         ("a repeat hears the same order, further on", |case| tell(case, 0, repeated(10))),
+        ("news come after a look that saw more", |case| {
+            push(case, 0, seen(10, State::Queued, 1));
+            push(case, 0, seen(10, State::AwaitingPayment, 2));
+        }),
+        ("news tell of an order of an earlier visit", |case| {
+            earlier_crowd(case).buyer = "cat".into();
+            if let What::Window { opens_at, .. } = &mut told(case, 2)[0].what {
+                *opens_at = OPENS_AT.plus_ms(-90_000);
+            }
+            let mut earlier = seen(40, State::AwaitingPayment, 2);
+            earlier.created_at = OPENS_AT.plus_ms(-60_000);
+            push(case, 2, earlier);
+            tell(case, 2, What::Looked { id: OrderId(40), found: Some(earlier), last: true });
+        }),
         ("late money went back", |case| {
             let mut closed = seen(10, State::Closed, 3);
             closed.reason = Some(Reason::Timeout);
@@ -832,20 +868,87 @@ async fn a_shop_that_lies_is_caught() {
     }
 }
 
-#[tokio::test]
-async fn a_socket_that_opens_and_never_delivers_is_caught() {
-    let shop = FakeShop::open(Manners { mute: true, ..Manners::default() });
-    let watcher = Kind { follow: crate::scenario::Follow::Websocket, ..Kind::default() };
+/// What a few who follow by that line find.
+async fn watched(follow: Follow, pushes: Pushes) -> (Vec<Finding>, Vec<History>) {
+    let shop = FakeShop::open(Manners { pushes, payments: true, ..Manners::default() });
+    let before = shop.stats();
+    let decide_within = Duration::from_millis(50);
     let settings = CrowdSettings {
-        mix: vec![watcher],
-        patience: Duration::from_secs(3),
-        ..CrowdSettings::new(shop.addr(), shop.sale(), Tokens::signed(SECRET), 2)
+        mix: vec![Kind { follow, pay: 0.5, cancel: 0.5, decide_within, ..Kind::default() }],
+        patience: Duration::from_secs(2),
+        ..CrowdSettings::new(shop.addr(), shop.sale(), Tokens::signed(SECRET), 4)
     };
     let outcome = Crowd::new(settings).unwrap().run().await.unwrap();
-    let findings = judge(&Evidence { histories: &outcome.histories, ..Evidence::default() });
-    assert_eq!(findings, [Finding::NeverPushed { buyers: 2, watchers: 2 }]);
+    let findings = judge(&Evidence {
+        histories: &outcome.histories,
+        started_at: Some(outcome.started_at),
+        after: Some(&shop.stats()),
+        alone_since: Some(&before),
+        ..Evidence::default()
+    });
+    (findings, outcome.histories)
+}
+
+const LINES: [Follow; 2] = [Follow::Websocket, Follow::Sse];
+
+#[tokio::test]
+async fn a_shop_that_lies_to_those_who_listen_is_caught() {
+    type Lie = (Pushes, fn(&Finding) -> bool);
+    let lies: &[Lie] = &[
+        (Pushes::Nothing, |found| matches!(found, Finding::NeverPushed { buyers: 4, watchers: 4 })),
+        (Pushes::OnlyTheFirst, |found| matches!(found, Finding::NeverPushed { buyers: 4, watchers: 4 })),
+        (Pushes::Gibberish, |found| matches!(found, Finding::NeverPushed { buyers: 4, watchers: 4 })),
+        (Pushes::AnotherState, |found| matches!(found, Finding::IllegalStep { after: "paid", .. })),
+        (Pushes::AnotherDeadline, |found| matches!(found, Finding::FactChanged { what: "time to pay", .. })),
+        (Pushes::ToEverybody, |found| matches!(found, Finding::SharedOrder { .. })),
+        (Pushes::OneMore, |found| matches!(found, Finding::StrangeNews { .. })),
+        (Pushes::AndBack, |found| matches!(found, Finding::WentBack { .. })),
+    ];
+    let mut believed = Vec::new();
+    for follow in LINES {
+        for (pushes, expected) in lies {
+            let (findings, _) = watched(follow, *pushes).await;
+            if !findings.iter().any(expected) {
+                believed.push((follow, *pushes, findings));
+            }
+        }
+    }
+    assert!(believed.is_empty(), "{believed:#?}");
+}
+
+/// Who is told of an order of somebody else has not bought it, is not oversold, and has not lost it.
+#[tokio::test]
+async fn news_of_an_order_of_another_are_held_against_the_shop_as_just_that() {
+    for pushes in [Pushes::ToEverybody, Pushes::OneMore] {
+        let (findings, _) = watched(Follow::Sse, pushes).await;
+        let just_that =
+            |found: &Finding| matches!(found, Finding::SharedOrder { .. } | Finding::StrangeNews { .. });
+        assert!(findings.iter().all(just_that), "{pushes:?}: {findings:#?}");
+    }
+}
+
+#[tokio::test]
+async fn an_honest_line_is_found_clean_and_one_that_ends_early_is_a_note() {
+    for follow in LINES {
+        let (findings, histories) = watched(follow, Pushes::Honestly).await;
+        assert_eq!(findings, [], "{follow:?}: {histories:#?}");
+        let heard = |history: &History| {
+            let states = history.seen().filter(|(told, _)| matches!(told.what, What::Pushed { .. }));
+            states.map(|(_, seen)| seen.state).last()
+        };
+        let ends = [Some(State::Paid), Some(State::Closed)];
+        assert!(histories.iter().all(|history| ends.contains(&heard(history))), "{follow:?}: {histories:#?}");
+        let (findings, histories) = watched(follow, Pushes::Half).await;
+        assert_eq!(findings, [], "{follow:?}: {histories:#?}");
+        let cut = |told: &Told| matches!(told.what, What::Broken { call: Call::Push, .. });
+        assert!(histories.iter().all(|history| history.events.iter().any(cut)), "{follow:?}: {histories:#?}");
+    }
+}
+
+#[test]
+fn a_line_that_stays_silent_is_said_in_a_sentence() {
     assert_eq!(
-        findings[0].to_string(),
+        Finding::NeverPushed { buyers: 2, watchers: 2 }.to_string(),
         "2 of 2 watchers kept a socket open and never heard over it what became of their order."
     );
 }

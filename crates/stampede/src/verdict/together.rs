@@ -16,7 +16,6 @@ use crate::history::{Call, History, Seen, What, is_unsure};
 
 pub(super) fn judge(evidence: &Evidence<'_>, findings: &mut Vec<Finding>) {
     let histories = evidence.histories;
-    judge_owners(histories, findings);
     judge_window(histories, findings);
     judge_errors(histories, findings);
     findings.extend(never_pushed(histories));
@@ -39,7 +38,7 @@ pub(super) fn judge(evidence: &Evidence<'_>, findings: &mut Vec<Finding>) {
     judge_books(evidence, findings);
 }
 
-fn judge_owners(histories: &[History], findings: &mut Vec<Finding>) {
+pub(super) fn judge_owners(histories: &[History], findings: &mut Vec<Finding>) {
     let mut owners: HashMap<OrderId, &str> = HashMap::new();
     let mut passes: HashMap<OrderId, &str> = HashMap::new();
     for history in histories {
@@ -105,13 +104,7 @@ fn judge_window(histories: &[History], findings: &mut Vec<Finding>) {
 
 /// When a pass was first tried: a repeat of an older try shows its order also after the end.
 fn first_tried_us(history: &History, wanted: OrderId) -> u64 {
-    let tried = history.events.iter().filter(|told| match &told.what {
-        What::Order { pass, .. } | What::HungUp { pass, .. } => *pass == wanted,
-        What::Broken { call: Call::Try, pass, .. } | What::Refused { call: Call::Try, pass, .. } => {
-            *pass == Some(wanted)
-        }
-        _ => false,
-    });
+    let tried = history.events.iter().filter(|told| told.what.tried_with() == Some(wanted));
     tried.map(|told| told.asked_us).min().unwrap_or(0)
 }
 

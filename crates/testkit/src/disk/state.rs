@@ -45,6 +45,8 @@ pub(super) struct Opening {
 pub(super) struct State {
     pub plan: Plan,
     pub powersafe_overwrite: bool,
+    /// What it says of its free space.
+    pub free_bytes: u64,
     files: BTreeMap<FileId, File>,
     /// The folder as the running system sees it, and as a power cut would leave it.
     names: BTreeMap<String, FileId>,
@@ -72,7 +74,7 @@ struct Handle {
 
 impl State {
     pub fn new(powersafe_overwrite: bool) -> Self {
-        Self { powersafe_overwrite, ..Self::default() }
+        Self { powersafe_overwrite, free_bytes: u64::MAX, ..Self::default() }
     }
 
     pub fn open(&mut self, name: Option<&str>, opening: Opening) -> Result<HandleId, Refusal> {
