@@ -545,6 +545,20 @@ pub fn process_cpu() -> Duration {
     ticks("/proc/self/stat").unwrap_or_default()
 }
 
+/// CPU time of everybody on this machine, since it was started; zero where the system does not tell.
+pub(crate) fn machine_cpu() -> Duration {
+    let ticks = || {
+        let text = std::fs::read_to_string("/proc/stat").ok()?;
+        let mut fields = text.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
+        let mut next = || fields.next()?.parse::<u64>().ok();
+        // User, nice, system; idle and waiting for a disk are no work; then interrupts of two kinds.
+        let (user, nice, system, _, _, hard, soft) =
+            (next()?, next()?, next()?, next()?, next()?, next()?, next()?);
+        Some([user, nice, system, hard, soft].into_iter().fold(0, u64::saturating_add))
+    };
+    Duration::from_millis(ticks().unwrap_or(0).saturating_mul(1_000 / CPU_TICKS_PER_S))
+}
+
 fn ticks(file: &str) -> Option<Duration> {
     let text = std::fs::read_to_string(file).ok()?;
     // The name in parentheses may hold anything; user and system time are the 12th and 13th field after it.

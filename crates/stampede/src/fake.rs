@@ -432,18 +432,19 @@ impl Shop {
         request: &mut Request<Incoming>,
     ) -> Response<BoxBody<Bytes, std::io::Error>> {
         let accept = derive_accept_key(request.headers()["sec-websocket-key"].as_bytes());
+        let protocols = request.headers()["sec-websocket-protocol"].to_str().unwrap();
+        let token = protocols.strip_prefix("doorbuster.v1, bearer.").unwrap();
+        let buyer = who(&format!("Bearer {token}")).unwrap();
         let upgraded = hyper::upgrade::on(request);
         let shop = Arc::clone(&self);
         self.sockets.lock().unwrap().spawn(async move {
             let stream = TokioIo::new(upgraded.await.unwrap());
-            let mut socket = WebSocketStream::from_raw_socket(stream, Role::Server, None).await;
-            let Some(Ok(Message::Text(auth))) = socket.next().await else { return };
-            let auth: Value = serde_json::from_str(&auth).unwrap();
-            let buyer = who(&format!("Bearer {}", auth["token"].as_str().unwrap())).unwrap();
+            let socket = WebSocketStream::from_raw_socket(stream, Role::Server, None).await;
             shop.push(&buyer, Ear::Socket(Box::new(socket))).await;
         });
         let response = Response::builder().status(101).header("connection", "upgrade");
         let response = response.header("upgrade", "websocket").header("sec-websocket-accept", accept);
+        let response = response.header("sec-websocket-protocol", "doorbuster.v1");
         response.body(whole(String::new())).unwrap()
     }
 

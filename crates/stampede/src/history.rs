@@ -261,6 +261,15 @@ impl History {
         Self { buyer, events: Vec::new() }
     }
 
+    /// The server's clock minus the crowd's, in milliseconds, as this buyer knows it.
+    #[must_use]
+    pub fn offset_ms(&self) -> Option<i64> {
+        self.events.iter().find_map(|told| match &told.what {
+            What::Offset { ms } => Some(*ms),
+            _ => None,
+        })
+    }
+
     /// Every time an order was shown to this buyer, in order.
     pub fn seen(&self) -> impl Iterator<Item = (&Told, &Seen)> {
         self.events.iter().filter_map(|told| Some((told, told.what.shows()?)))

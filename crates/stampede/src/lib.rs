@@ -39,6 +39,9 @@ pub mod crowd;
 /// Whether what they were told holds together.
 pub mod verdict;
 
+/// How hard the crowd's own machine works.
+pub mod effort;
+
 /// A night while it happens.
 pub mod view;
 

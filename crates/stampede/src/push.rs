@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use futures_util::{SinkExt as _, StreamExt as _};
+use futures_util::StreamExt as _;
 use rules::id::{OrderId, SaleId};
 use rules::order::State;
 use rules::wire::OrderView;
@@ -262,14 +262,14 @@ impl Caller {
 
     async fn open_websocket(&self) -> anyhow::Result<WebSocketStream<TcpStream>> {
         let stream = TcpStream::connect(self.addr).await.context("could not connect")?;
-        let request = format!("ws://{}/api/v1/events", self.host).into_client_request()?;
+        let mut request = format!("ws://{}/api/v1/events", self.host).into_client_request()?;
+        let token = self.token.as_deref().context("no token")?;
+        // As browsers do it, which cannot set another header.
+        let protocols = format!("doorbuster.v1, bearer.{token}").parse()?;
+        request.headers_mut().insert("sec-websocket-protocol", protocols);
         let config = WebSocketConfig::default().read_buffer_size(FRAME_READ_BYTES);
         let opened = tokio_tungstenite::client_async_with_config(request, stream, Some(config)).await;
-        let (mut socket, _) = opened.context("no WebSocket")?;
-        let token = self.token.as_deref().context("no token")?;
-        let auth = serde_json::json!({ "type": "auth", "token": token }).to_string();
-        socket.send(Message::text(auth)).await?;
-        Ok(socket)
+        Ok(opened.context("no WebSocket")?.0)
     }
 
     async fn by_stream(&self) -> anyhow::Result<()> {
@@ -372,7 +372,7 @@ impl Events {
             self.text.drain(..end + 2);
             let field =
                 |name| event.lines().filter_map(move |line| line.strip_prefix(name)).map(str::trim_start);
-            if field("event:").last() == Some("order") {
+            if field("event:").next_back() == Some("order") {
                 found.push(field("data:").collect::<Vec<_>>().join("\n"));
             }
         }

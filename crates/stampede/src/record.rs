@@ -12,7 +12,9 @@ use rules::wire::{OperatorOrder, Stats};
 use serde::{Deserialize, Serialize};
 
 use crate::crowd::{Outcome, Snapshot};
+use crate::effort::Moment;
 use crate::history::History;
+use crate::rehearsal::Rehearsal;
 use crate::report;
 use crate::verdict::{Audit, Evidence};
 use crate::view::Sample;
@@ -60,6 +62,12 @@ pub struct Facts {
     /// CPU time of the crowd, in microseconds.
     pub cpu_us: u64,
     pub cores: usize,
+    /// Threads that drove the crowd.
+    #[serde(default)]
+    pub threads: usize,
+    /// What the crowd and its machine used up to each moment.
+    #[serde(default)]
+    pub moments: Vec<Moment>,
     pub kernel: String,
     pub connections: usize,
     /// The command that repeats the night, without secrets.
@@ -235,6 +243,7 @@ impl Record {
     pub fn report<T>(
         &self,
         sentences: &[String],
+        rehearsal: Option<&Rehearsal>,
         notes: &[String],
         with: impl FnOnce(&report::Input<'_>) -> T,
     ) -> T {
@@ -263,6 +272,7 @@ impl Record {
             roles: &roles,
             stock: &stock,
             verdict,
+            rehearsal,
             notes,
             generator: report::Generator {
                 lateness: self.facts.open_loop.then_some(totals.late),

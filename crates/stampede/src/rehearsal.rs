@@ -1,6 +1,7 @@
 //! A rehearsal in words: does it hold, where does it saturate, how long would the stock last, what to change. A pure
 //! function of the night's facts; it asks nobody.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use serde::Serialize;
 
 use crate::clock::micros;
 use crate::crowd::{IN_TIME_PERCENT_MIN, Snapshot};
+use crate::effort::Effort;
 use crate::history::{BROKEN_OFF, Call, Seen, Told, What, is_an_answer, is_our_own, was_shed};
 use crate::record::{Part, Record};
 use crate::words::{many, span, span_us, thousands};
@@ -141,6 +143,14 @@ impl Rehearsal {
     }
 }
 
+/// The way out where the crowd is too slow for itself.
+const OTHER_MACHINE: &str =
+    "Run the crowd from another machine than the server, or with more --threads where cores are idle.";
+
+/// The way out where passes come too late.
+const EARLIER_PASSES: &str =
+    "Raise `pass.lead_s`, so that passes are spread over a longer time before the opening.";
+
 /// The way out where the server says "busy" and answers the others in time.
 const MORE_ROOM: &str = "Raise `limits.in_flight` and `queue.capacity` if memory allows, or let fewer come at once: a \
                          `challenge` spreads the passes.";
@@ -167,6 +177,8 @@ enum Doubt {
     NoTry,
     /// The crowd was too slow for its own timetable.
     Crowd,
+    /// The crowd was at the end of its own processors when most was answered.
+    Processors,
     /// Clicks waited for one of the crowd's sockets, at a server that kept up.
     Sockets,
 }
@@ -191,6 +203,8 @@ struct Load {
     turned_away: u64,
     /// Buyers whom the crowd itself did not get as far as a try.
     stranded: u64,
+    /// In the second in which most was answered the crowd could hardly have done more.
+    at_its_limit: bool,
 }
 
 impl Load {
@@ -219,6 +233,10 @@ impl Load {
         }
         (load.offered_per_s, load.answered_per_s) = (due.most_per_s(), told.most_per_s());
         load.served_per_s = served.most_per_s();
+        let facts = &record.facts;
+        let (from_us, to_us) = told.busiest_us();
+        let effort = Effort::between(&facts.moments, from_us, to_us);
+        load.at_its_limit = effort.is_some_and(|effort| effort.is_all(facts.threads, facts.cores));
         load
     }
 
@@ -250,17 +268,21 @@ impl Load {
         if self.too_few(awake) {
             return Some(Doubt::Crowd);
         }
+        let is_late = self.totals.click.p99_us > micros(ANSWER_WITHIN);
+        if self.at_its_limit && !self.is_saturated() && (self.too_few(in_time) || is_late) {
+            return Some(Doubt::Processors);
+        }
         // A server that answers slowly keeps the sockets busy; one that keeps up does not.
         (self.too_few(in_time) && !self.is_saturated()).then_some(Doubt::Sockets)
     }
 
     /// Whether more was due than the server answered. Where nearly everybody hears at once, it is only how tenths of a
-    /// second are counted; and a crowd that is late itself says nothing about it.
+    /// second are counted; and a crowd that is late itself, or could not have asked for more, says nothing about it.
     fn is_saturated(&self) -> bool {
         let behind =
             self.answered_per_s.saturating_mul(100) < self.offered_per_s.saturating_mul(KEEPS_UP_PERCENT_MIN);
-        self.too_many(self.busy)
-            || (behind && self.totals.click.p99_us > micros(NOTICED) && !self.too_few(self.totals.awake))
+        let is_able = !self.at_its_limit && !self.too_few(self.totals.awake);
+        self.too_many(self.busy) || (behind && self.totals.click.p99_us > micros(NOTICED) && is_able)
     }
 
     /// Whether those who were answered waited too long, and not for the crowd itself.
@@ -293,6 +315,10 @@ impl Load {
             Answer::DoesNotHold => {
                 format!("It does not hold for {crowd}: 99 of 100 heard within {p99} of their click.")
             }
+            Answer::CannotTell if self.doubt() == Some(Doubt::Processors) => format!(
+                "It cannot be told whether it holds for {crowd}: the crowd itself could not do more. 99 of 100 heard within \
+                 {p99} of their click."
+            ),
             Answer::CannotTell => {
                 let in_time = self.in_time_percent();
                 format!(
@@ -356,11 +382,19 @@ impl Load {
                     "The crowd itself was up to {} late for its clicks: this machine is too small for it.",
                     span_us(late.p99_us)
                 ),
-                change: "Run the crowd from another machine than the server, or with more --threads where cores are idle."
-                    .to_owned(),
+                change: OTHER_MACHINE.to_owned(),
             });
         }
-        if socket_wait.p99_us > micros(NOTICED) || self.doubt() == Some(Doubt::Sockets) {
+        if self.doubt() == Some(Doubt::Processors) {
+            troubles.push(Trouble {
+                breaks: false,
+                sentence: format!(
+                    "When most was answered, this machine had no processor left for the crowd, and clicks waited up to {}.",
+                    span_us(socket_wait.p99_us.max(late.p99_us))
+                ),
+                change: OTHER_MACHINE.to_owned(),
+            });
+        } else if socket_wait.p99_us > micros(NOTICED) || self.doubt() == Some(Doubt::Sockets) {
             let whose =
                 if self.is_saturated() { ", because the server was slow with the calls before" } else { "" };
             troubles.push(Trouble {
@@ -441,12 +475,13 @@ impl Load {
         }
         let Snapshot { late_passes, .. } = self.totals;
         if late_passes > 0 {
+            // Who has no processor to spare is late to ask for passes, too, and to hear of them.
+            let is_ours = self.doubt() == Some(Doubt::Processors);
+            let change = if is_ours { OTHER_MACHINE } else { EARLIER_PASSES };
             troubles.push(Trouble {
-                breaks: self.too_many(late_passes),
+                breaks: self.too_many(late_passes) && !is_ours,
                 sentence: format!("{} no pass yet when they wanted to try.", had(late_passes)),
-                change:
-                    "Raise `pass.lead_s`, so that passes are spread over a longer time before the opening."
-                        .to_owned(),
+                change: change.to_owned(),
             });
         }
         if self.gave_up > 0 {
@@ -708,8 +743,21 @@ impl Steps {
 
     /// The most in any whole second. A shorter run counts as it is.
     fn most_per_s(&self) -> u64 {
-        let all = || self.0.iter().sum();
-        self.0.windows(STEPS_PER_S).map(|window| window.iter().sum()).max().unwrap_or_else(all)
+        self.busiest().0
+    }
+
+    /// From when to when that was, in microseconds.
+    fn busiest_us(&self) -> (u64, u64) {
+        let us = |step: usize| u64::try_from(step).unwrap_or(0).saturating_mul(STEP_US);
+        let (_, Reverse(first)) = self.busiest();
+        (us(first), us(first.saturating_add(STEPS_PER_S)))
+    }
+
+    /// The most in any second, and the step with which the first such begins.
+    fn busiest(&self) -> (u64, Reverse<usize>) {
+        let seconds = self.0.windows(STEPS_PER_S).enumerate();
+        let all = || (self.0.iter().sum(), Reverse(0));
+        seconds.map(|(first, second)| (second.iter().sum(), Reverse(first))).max().unwrap_or_else(all)
     }
 }
 
@@ -722,6 +770,7 @@ mod tests {
 
     use super::*;
     use crate::crowd::{Outcome, Percentiles};
+    use crate::effort::Moment;
     use crate::history::History;
     use crate::record::{Facts, OfferFacts};
 
@@ -788,6 +837,8 @@ mod tests {
             audit: None,
             cpu_us: 0,
             cores: 2,
+            threads: 1,
+            moments: vec![],
             kernel: "linux".into(),
             connections: 8,
             command: "stampede rehearse".into(),
@@ -930,12 +981,48 @@ mod tests {
         assert!(said.sentences.iter().any(|said| said.contains("because the server was slow")), "{said:?}");
     }
 
+    /// On a machine that they share, a crowd at the end of its processors and a slow server look the same from outside.
+    #[test]
+    fn a_crowd_without_a_processor_to_spare_cannot_tell() {
+        let at_its_limit = |in_time: u64, click_us: u64, crowd_percent: u64| {
+            change(|night| {
+                slow_down(night);
+                night.facts.moments = busy(crowd_percent);
+                let totals = &mut night.facts.totals;
+                (totals.in_time, totals.socket_wait.p99_us) = (in_time, 1_400_000);
+                totals.late_passes = 50;
+                totals.click.p99_us = click_us;
+            })
+        };
+        for (in_time, click_us) in [(30, 1_400_000), (100, 9_000_000)] {
+            let said = at_its_limit(in_time, click_us, 99);
+            assert_eq!((said.answer, said.saturates_at_per_s), (Answer::CannotTell, None), "{said:?}");
+            assert!(said.sentences[0].contains("the crowd itself could not do more"), "{said:?}");
+            assert!(said.sentences[1].contains("it can take at least that"), "{said:?}");
+            assert_eq!(said.changes, [OTHER_MACHINE], "{said:?}");
+        }
+        let said = at_its_limit(30, 1_400_000, 50);
+        assert_eq!((said.answer, said.saturates_at_per_s), (Answer::DoesNotHold, Some(10)), "{said:?}");
+        // Everybody heard in time: then it holds, whoever was busy.
+        let said = change(|night| night.facts.moments = busy(99));
+        assert_eq!(said.answer, Answer::Holds, "{said:?}");
+    }
+
     #[test]
     fn a_night_that_was_broken_off_does_not_hold() {
         let said = change(|night| night.facts.miss(Part::End, "the server was silent for 30 s"));
         assert_eq!(said.answer, Answer::DoesNotHold, "{said:?}");
         assert!(said.sentences[1].contains("the server was silent for 30 s"), "{said:?}");
         assert_eq!(said.changes, ["See in the report what the buyers were told."]);
+    }
+
+    /// A crowd that uses so much of one processor, all the time.
+    fn busy(percent: u64) -> Vec<Moment> {
+        let moment = |at_us: u64| {
+            let crowd_us = at_us * percent / 100;
+            Moment { at_us, crowd_us, machine_us: crowd_us }
+        };
+        (0..200).map(|step| moment(step * 100_000)).collect()
     }
 
     /// The answers come at ten a second.

@@ -12,6 +12,7 @@ use crate::blast::process_cpu;
 use crate::clock::{Clock, micros};
 use crate::crowd::{Crowd, CrowdSettings, Outcome, Signer, Tokens, cores};
 use crate::desk::{Address, Desk, once_quiet};
+use crate::effort::Moments;
 use crate::person::{Challenge, solve_pow};
 use crate::record::{Facts, OfferFacts, Part, Record};
 use crate::say;
@@ -75,9 +76,14 @@ impl Visit {
         let crowd = Crowd::new(self.settings(&sale, clock, offset_ms))?;
         let samples = Samples::default();
         let cpu = process_cpu();
-        let (outcome, broken_off) = self.watch(&crowd, &sale, offset_ms, before.as_ref(), &samples).await?;
+        let moments = Moments::default();
+        let (outcome, broken_off) = tokio::select! {
+            watched = self.watch(&crowd, &sale, offset_ms, before.as_ref(), &samples) => watched?,
+            never = moments.keep(crowd.clock()) => match never {},
+        };
         let cpu = process_cpu().saturating_sub(cpu);
         let mut facts = self.facts(&sale, offset_ms, &outcome, samples.take(), cpu);
+        facts.moments = moments.take();
         facts.before = before;
         match broken_off {
             Some(why) => facts.miss(Part::End, why),
@@ -273,6 +279,8 @@ impl Visit {
             audit: None,
             cpu_us: micros(cpu),
             cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            threads: tokio::runtime::Handle::current().metrics().num_workers(),
+            moments: Vec::new(),
             kernel: kernel(),
             connections: self.connections,
             command: self.command.clone(),

@@ -54,6 +54,14 @@ pub fn many(number: u64, thing: &str) -> String {
     format!("{} {thing}{plural}", thousands(number))
 }
 
+/// With a capital letter at the beginning.
+#[must_use]
+pub fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().map(|letter| letter.to_uppercase().to_string()).unwrap_or_default();
+    first + letters.as_str()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

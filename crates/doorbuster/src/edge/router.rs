@@ -7,7 +7,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::MatchedPath;
 use axum::middleware::{self, Next};
-use http::{HeaderMap, Method, Request, Response};
+use http::header::UPGRADE;
+use http::{Method, Request, Response};
 use http_body_util::Either;
 use hyper::body::Incoming;
 use rules::buyer::BuyerId;
@@ -157,7 +158,7 @@ fn admit(
 ) -> Result<(Option<Place>, Request<axum::body::Body>), Refusal> {
     let client = app.client_ip.of(peer, super::forwarded_for(request.headers()));
     let known = match class {
-        RequestClass::Buyer => bearer(app, request.headers()),
+        RequestClass::Buyer => bearer(app, &request),
         RequestClass::Operator | RequestClass::Callback | RequestClass::Health | RequestClass::Page => {
             Err(NoBearer::NoToken)
         }
@@ -273,8 +274,13 @@ fn too_fast(app: &App, limit: Shed, TooFast { retry_after_ms }: TooFast) -> Refu
     Refusal::with(Code::TooFast, Extra { retry_after_ms: Some(retry_after_ms), ..Extra::default() })
 }
 
-fn bearer(app: &App, headers: &HeaderMap) -> Result<Bearer, NoBearer> {
-    let token = extract::bearer(headers).ok_or(NoBearer::NoToken)?;
+/// Who asks. A socket's token stands where a browser can put it: else all who watch from one address would be strangers of one
+/// rate.
+fn bearer<B>(app: &App, request: &Request<B>) -> Result<Bearer, NoBearer> {
+    let headers = request.headers();
+    let is_socket = request.uri().path() == buyer::EVENTS_PATH && headers.contains_key(UPGRADE);
+    let of_a_browser = || buyer::token_of_a_browser(headers).filter(|_| is_socket);
+    let token = extract::bearer(headers).or_else(of_a_browser).ok_or(NoBearer::NoToken)?;
     app.auth.bearer(token).map_err(NoBearer::Refused)
 }
 

@@ -115,6 +115,26 @@ async fn a_browser_puts_its_token_into_the_subprotocol() {
     assert_eq!(Socket::open(&app, &[bad]).await.closed().await, 4401);
 }
 
+/// Many buyers behind one address: who shows a token is counted by it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_campus_opens_its_sockets_at_once() {
+    let app = TestApp::with(&["limits.per_ip_per_s=1", "limits.per_ip_burst=1"]).await;
+    let protocols = |token: &str| ("sec-websocket-protocol", format!("doorbuster.v1, bearer.{token}"));
+    let mut sockets = Vec::new();
+    for number in 0..20 {
+        let token = app.buyer(&format!("student {number}")).token;
+        sockets.push(Socket::open(&app, &[protocols(&token)]).await);
+        assert_eq!(sockets.last_mut().unwrap().hear().await, json!({"type": "ready"}));
+    }
+    let nonsense = async || Socket::try_open(&app, &[protocols("nonsense")]).await.err();
+    let mut refused = None;
+    for _ in 0..20 {
+        refused = refused.or(nonsense().await);
+    }
+    let Some(tungstenite::Error::Http(refused)) = refused else { panic!("{refused:?}") };
+    assert_eq!(refused.status(), 429);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_says_nothing_or_nonsense_is_sent_away() {
     let app = TestApp::start().await;

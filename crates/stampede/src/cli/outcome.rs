@@ -16,7 +16,7 @@ use crate::report;
 use crate::say;
 use crate::summary::Summary;
 use crate::verdict::{Finding, judge};
-use crate::words::{many, span, thousands};
+use crate::words::{capital, many, span, thousands};
 
 /// Where the answers go.
 #[derive(Debug, Args)]
@@ -67,13 +67,9 @@ impl Judged {
     }
 
     /// What was not compared, and why: silence would look like a yes.
-    fn notes(&self, rehearsal: Option<&Rehearsal>) -> Vec<String> {
+    fn notes(&self) -> Vec<String> {
         let facts = &self.record.facts;
-        let mut notes: Vec<String> = Vec::new();
-        if let Some(rehearsal) = rehearsal {
-            notes.extend(rehearsal.sentences.iter().chain(&rehearsal.changes).cloned());
-        }
-        notes.extend(facts.notes.iter().cloned());
+        let mut notes = facts.notes.clone();
         notes.extend(self.nothing());
         notes.extend(facts.missing.iter().map(Missing::sentence));
         let broken_off = facts.lacks(Part::End);
@@ -117,16 +113,21 @@ impl Judged {
         if no_room > 0 {
             let (no_room, watchers) = (thousands(no_room), many(watchers, "watcher"));
             notes.push(format!(
-                "{no_room} of {watchers} found no socket to keep open with the page and opened one after their try; a quarter of \
-                 --connections is for that."
+                "{no_room} of {watchers} found no socket to keep open with the page, and opened one after their try if that won; a \
+                 quarter of --connections is for pages."
             ));
         }
-        let cut = |told: &Told| matches!(told.what, What::Broken { call: Call::Push, .. });
-        let lost = self.record.outcome.histories.iter().filter(|history| history.events.iter().any(cut));
-        let lost = u64::try_from(lost.count()).unwrap_or(u64::MAX);
-        if lost > 0 {
-            let lost = many(lost, "watcher");
-            notes.push(format!("{lost} got no socket or lost it, and looked instead; the history says why."));
+        let cut = |told: &Told| match &told.what {
+            What::Broken { call: Call::Push, why, .. } => Some(why.clone()),
+            _ => None,
+        };
+        let histories = self.record.outcome.histories.iter();
+        let mut lost = histories.filter_map(|history| history.events.iter().find_map(cut));
+        if let Some(why) = lost.next() {
+            let lost = many(u64::try_from(lost.count()).unwrap_or(u64::MAX).saturating_add(1), "watcher");
+            notes.push(format!(
+                "{lost} got no socket or lost it, and looked instead, one of them because: {why}."
+            ));
         }
         notes
     }
@@ -136,15 +137,12 @@ impl Judged {
         if self.record.facts.lacks(Part::End) {
             return None;
         }
-        let why = self.record.proves_nothing()?;
-        let mut letters = why.chars();
-        let first = letters.next()?.to_ascii_uppercase();
-        Some(format!("{first}{}.", letters.as_str()))
+        self.record.proves_nothing().map(|why| format!("{}.", capital(&why)))
     }
 
     fn to_json(&self, rehearsal: Option<&Rehearsal>) -> Value {
-        let (sentences, notes) = (self.summary.sentences(), self.notes(rehearsal));
-        let report = self.record.report(&sentences, &notes, report::json);
+        let (sentences, notes) = (self.summary.sentences(), self.notes());
+        let report = self.record.report(&sentences, rehearsal, &notes, report::json);
         json!({
             "kept": self.is_clean(),
             "findings": self.findings,
@@ -180,8 +178,8 @@ impl Output {
 
     pub fn give(&self, judged: &Judged, rehearsal: Option<&Rehearsal>) -> anyhow::Result<()> {
         if let Some(file) = &self.report {
-            let (sentences, notes) = (judged.summary.sentences(), judged.notes(rehearsal));
-            write(file, &judged.record.report(&sentences, &notes, report::html))?;
+            let (sentences, notes) = (judged.summary.sentences(), judged.notes());
+            write(file, &judged.record.report(&sentences, rehearsal, &notes, report::html))?;
         }
         match &self.json {
             Some(_) if self.to_stdout() => say::answer(&judged.to_json(rehearsal).to_string()),
@@ -217,7 +215,7 @@ impl Output {
             many(facts.totals.calls, "call"),
             span(cpu)
         ));
-        judged.notes(None).iter().for_each(|note| say::answer(&format!("  {note}")));
+        judged.notes().iter().for_each(|note| say::answer(&format!("  {note}")));
         if let Some(file) = &self.report {
             say::answer(&format!("  The report is in {}.", file.display()));
         }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use rules::id::{OfferId, OrderId};
 use rules::order::{Reason, State};
+use rules::time::UnixMs;
 use rules::wire::Code;
 use serde::Serialize;
 
@@ -404,6 +405,7 @@ pub(super) fn holdings(history: &History) -> BTreeMap<OrderId, Holding> {
         let holding = holdings.entry(seen.id).or_insert(Holding {
             offer: seen.offer,
             quantity: seen.quantity,
+            made_at: seen.created_at,
             from_us: None,
             until_us: None,
             back_us: None,
@@ -426,6 +428,8 @@ pub(super) fn holdings(history: &History) -> BTreeMap<OrderId, Holding> {
 pub(super) struct Holding {
     pub offer: OfferId,
     pub quantity: u32,
+    /// By the server's clock.
+    pub made_at: UnixMs,
     pub from_us: Option<u64>,
     /// When its buyer heard that it is over.
     pub until_us: Option<u64>,

@@ -26,6 +26,7 @@ use digest::Digest;
 use crate::clock::micros;
 use crate::crowd::Percentiles;
 use crate::history::History;
+use crate::rehearsal::Rehearsal;
 
 /// The facts of one run.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +51,9 @@ pub struct Input<'a> {
     /// The operator's stats while it ran, in any order. Empty: the stock is drawn from what the buyers were told.
     pub stock: &'a [StockSample],
     pub verdict: Verdict<'a>,
-    /// Sentences that stand below the verdict: what a rehearsal predicts, what to change.
+    /// What a rehearsal says, if it was one.
+    pub rehearsal: Option<&'a Rehearsal>,
+    /// Sentences that stand below the verdict: what a reader must know.
     pub notes: &'a [String],
     pub generator: Generator,
     pub conditions: Conditions<'a>,

@@ -6,9 +6,12 @@ use super::digest::{Digest, Latency, Role};
 use super::pictures::{self, Key, Picture, Shape};
 use super::words::{
     count, cut, duration_us, escape, float, length, moment, noun, number, push, share, three_digits,
+    with_code,
 };
 use super::{Input, Verdict};
 use crate::crowd::IN_TIME_PERCENT_MIN;
+use crate::rehearsal::{self, Rehearsal};
+use crate::words::capital;
 
 /// Findings that are written out; the JSON has all.
 const FINDINGS_MAX: usize = 50;
@@ -28,6 +31,9 @@ const STYLE: &str = include_str!("style.css");
 pub(super) fn render(input: &Input<'_>, digest: &Digest) -> String {
     let mut out = String::with_capacity(1 << 18);
     head(&mut out, input);
+    if let Some(said) = input.rehearsal {
+        rehearsal(&mut out, said);
+    }
     verdict(&mut out, input);
     numbers(&mut out, input, digest);
     funnel(&mut out, digest);
@@ -71,10 +77,47 @@ fn head(out: &mut String, input: &Input<'_>) {
     );
 }
 
+const GOOD: &str = "<circle cx=\"22\" cy=\"22\" r=\"19\"/><path d=\"M13 23l6 6 12-13\"/>";
+const BAD: &str = "<circle cx=\"22\" cy=\"22\" r=\"19\"/><path d=\"M15 15l14 14M29 15l-14 14\"/>";
+const OPEN: &str = "<circle cx=\"22\" cy=\"22\" r=\"19\"/><path d=\"M14 22h16\"/>";
+
+/// What a rehearsal was run for comes first: its answer, why, and what to change.
+fn rehearsal(out: &mut String, said: &Rehearsal) {
+    let (class, sign) = match said.answer {
+        rehearsal::Answer::Holds => ("clean", GOOD),
+        rehearsal::Answer::DoesNotHold => ("broken", BAD),
+        rehearsal::Answer::CannotTell => ("open", OPEN),
+    };
+    let (first, rest) =
+        said.sentences.split_first().map_or(("", [].as_slice()), |(first, rest)| (first, rest));
+    let (answer, more) = first.split_once(": ").unwrap_or((first, ""));
+    verdict_card(
+        out,
+        class,
+        sign,
+        "Rehearsal",
+        (&format!("{}.", answer.trim_end_matches('.')), &capital(more)),
+    );
+    list(out, "", rest.iter(), 0);
+    out.push_str("<h3>What to change</h3>");
+    list(out, "", said.changes.iter(), 0);
+    out.push_str("</section>\n");
+}
+
+/// Opens it; what else is to be said goes into it.
+fn verdict_card(out: &mut String, class: &str, sign: &str, label: &str, (sentence, more): (&str, &str)) {
+    push(
+        out,
+        format_args!(
+            "<section class=\"card verdict {class}\" aria-label=\"{label}\"><svg class=\"sign\" viewBox=\"0 0 44 44\" aria-hidden=\"true\">{sign}</svg>\
+         <h2>{}</h2><p class=\"soft\">{}</p>",
+            escape(sentence),
+            escape(more)
+        ),
+    );
+}
+
 fn verdict(out: &mut String, input: &Input<'_>) {
-    const GOOD: &str = "<circle cx=\"22\" cy=\"22\" r=\"19\"/><path d=\"M13 23l6 6 12-13\"/>";
-    const BAD: &str = "<circle cx=\"22\" cy=\"22\" r=\"19\"/><path d=\"M15 15l14 14M29 15l-14 14\"/>";
-    const OPEN: &str = "<circle cx=\"22\" cy=\"22\" r=\"19\"/><path d=\"M14 22h16\"/>";
     let told = count(length(input.histories.len()), "buyer");
     let (class, sign, sentence, more) = match input.verdict {
         // Nothing was promised, so nothing was kept.
@@ -86,7 +129,7 @@ fn verdict(out: &mut String, input: &Input<'_>) {
         ),
         Verdict::Judged([]) => {
             let more = "No unit was promised twice, no order was lost, nobody was left without an end.";
-            ("clean", GOOD, format!("Clean: what {told} were told holds together."), more.to_owned())
+            ("clean", GOOD, format!("Clean: every promise to {told} was kept."), more.to_owned())
         }
         Verdict::Judged(findings) => {
             let broken = if findings.len() == 1 {
@@ -108,15 +151,7 @@ fn verdict(out: &mut String, input: &Input<'_>) {
             ("open", OPEN, "Not judged.".to_owned(), format!("Nobody can say whether it was clean: {why}."))
         }
     };
-    push(
-        out,
-        format_args!(
-            "<section class=\"card verdict {class}\" aria-label=\"Verdict\"><svg class=\"sign\" viewBox=\"0 0 44 44\" aria-hidden=\"true\">{sign}</svg>\
-         <h2>{}</h2><p class=\"soft\">{}</p>",
-            escape(&sentence),
-            escape(&more)
-        ),
-    );
+    verdict_card(out, class, sign, "Verdict", (&sentence, &more));
     if let Verdict::Judged(findings @ [_, ..]) = input.verdict {
         list(out, "", findings.iter().take(FINDINGS_MAX), findings.len().saturating_sub(FINDINGS_MAX));
     }
@@ -134,7 +169,7 @@ fn verdict(out: &mut String, input: &Input<'_>) {
 fn list<'a>(out: &mut String, class: &str, sentences: impl Iterator<Item = &'a String>, left_out: usize) {
     push(out, format_args!("<ul class=\"{class}\">"));
     for sentence in sentences {
-        push(out, format_args!("<li>{}</li>", escape(&cut(sentence, TEXT_MAX))));
+        push(out, format_args!("<li>{}</li>", with_code(&cut(sentence, TEXT_MAX))));
     }
     if left_out > 0 {
         push(out, format_args!("<li>{} more; the JSON report has all.</li>", number(length(left_out))));
@@ -511,7 +546,7 @@ fn trust_sentence(input: &Input<'_>) -> String {
         "The crowd kept its own timetable, so the figures tell of the server.".into()
     } else if are_enough(input, input.generator.awake) {
         format!(
-            "Fewer than {IN_TIME_PERCENT_MIN} % of the tries were sent in their time, because they waited for a free socket: the server was slow with the calls before, or the crowd has too few sockets (--connections)."
+            "Fewer than {IN_TIME_PERCENT_MIN} % of the tries were sent in their time, because they waited for a free socket: the server was slow with the calls before, the crowd has too few sockets (--connections), or its machine had no processor to spare."
         )
     } else {
         format!(

@@ -106,14 +106,14 @@ fn answers(id: &str, title: &str, series: &Series, axis: Axis) -> Picture {
         chart.mark(0.0, "the opening");
     }
     hints(&mut chart, series, &edges, &present);
-    let mut legend = vec![Key::new(Shape::Line, "c-sent thin", "sent")];
+    let mut legend = vec![Key::new(Shape::Line, "c-sent thin", "due")];
     legend.extend(present.iter().map(|(answer, bins)| {
         let of_kind = number(bins.iter().sum());
         let text = format!("{} · {of_kind}", answer.meaning());
         Key::new(Shape::Block, format!("c-{}", answer.name()), text)
     }));
     let caption = format!(
-        "Each step is {bin} wide. The areas are answers when they were heard; the line is what was sent. The numbers beside the colours count answers."
+        "Each step is {bin} wide. The areas are answers when they were heard; the line is what was due. The numbers beside the colours count answers."
     );
     Picture { title: title.into(), legend, svg: chart.finish(), caption }
 }
@@ -131,7 +131,7 @@ fn hints(chart: &mut Chart, series: &Series, edges: &[f64], present: &[(Answer, 
             continue;
         }
         let text = format!(
-            "{} to {}\nsent: {}\n{}",
+            "{} to {}\ndue: {}\n{}",
             seconds(*from, width),
             seconds(*to, width),
             number(*sent),

@@ -58,7 +58,7 @@ pub(super) struct Series {
     /// Microseconds since the start; may be before it by less than a bin.
     pub from_us: i64,
     pub width_us: u64,
-    /// Calls by the moment they were made.
+    /// Calls by the moment they were due: at a crowd or a server that is late, they went out later.
     pub sent: Vec<u64>,
     /// Answers by the moment they were heard; by kind as in `Answer::ALL`, then by bin.
     #[serde(serialize_with = "by_name")]

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use rules::id::OfferId;
 use serde::Serialize;
 
-use super::digest::holdings;
+use super::digest::{Holding, holdings};
 use super::series::Axis;
 use super::{Input, Offer};
+use crate::history::History;
 
 /// Points of one line; more are thinned out.
 const POINTS_MAX: usize = 240;
@@ -23,7 +24,7 @@ pub(super) struct Burn {
     pub held: i64,
     /// Units that were taken and given back.
     pub returned: u64,
-    /// Microseconds since the start at which the last unit was promised, if it ever was.
+    /// Microseconds since the start at which the last unit was taken, if it ever was: its buyer may have heard later.
     pub sold_out_us: Option<u64>,
     /// Units left by what the buyers were told: (microseconds since the start, units). Below zero is a broken promise,
     /// or, where the stock is not known, what was taken of it.
@@ -34,12 +35,13 @@ pub(super) struct Burn {
 
 pub(super) fn burn_down(input: &Input<'_>, axis: Axis) -> Vec<Burn> {
     let mut changes: BTreeMap<OfferId, Changes> = BTreeMap::new();
-    for holding in input.histories.iter().flat_map(|history| holdings(history).into_values()) {
+    let holdings = |history| holdings(history).into_values().map(move |holding| (history, holding));
+    for (history, holding) in input.histories.iter().flat_map(holdings) {
         let (units, changes) = (i64::from(holding.quantity), changes.entry(holding.offer).or_default());
         let Some(from_us) = holding.from_us else { continue };
         changes.possible.push((from_us, -units));
         changes.possible.extend(holding.back_us.map(|back_us| (back_us, units)));
-        changes.heard.push((from_us, -units));
+        changes.heard.push((made_us(input, history, &holding).min(from_us), -units));
         changes.heard.extend(holding.until_us.map(|until_us| (until_us, units)));
     }
     let mut samples: BTreeMap<OfferId, Vec<(u64, i64)>> = BTreeMap::new();
@@ -53,12 +55,18 @@ pub(super) fn burn_down(input: &Input<'_>, axis: Axis) -> Vec<Burn> {
     input.offers.iter().map(burn).collect()
 }
 
+/// When the order was made, in microseconds since the start. Who hung up hears of it only by a look, much later.
+fn made_us(input: &Input<'_>, history: &History, holding: &Holding) -> u64 {
+    let started_at = input.started_at.plus_ms(history.offset_ms().unwrap_or(0));
+    started_at.ms_until(holding.made_at).saturating_mul(1_000)
+}
+
 /// An offer's units as they came and went: (microseconds since the start, units).
 #[derive(Debug, Default)]
 struct Changes {
     /// Units come back as early as they may have: what is then below zero was promised twice.
     possible: Vec<(u64, i64)>,
-    /// Units come back when their buyer has heard it: what is then empty was sold out.
+    /// Units go when their order is made, and come back when their buyer has heard it: what is then empty was sold out.
     heard: Vec<(u64, i64)>,
 }
 
@@ -77,7 +85,9 @@ impl Changes {
 impl Burn {
     fn of(offer: &Offer<'_>, mut changes: Changes, mut sampled: Vec<(u64, i64)>, axis: Axis) -> Self {
         let sold_out_us = offer.stock.and_then(|stock| changes.empty_us(stock));
-        let mut changes = changes.possible;
+        // Two clocks are a little apart: only where nothing came back can no unit seem to be promised twice because of it.
+        let came_back = changes.possible.iter().any(|(_, change)| *change > 0);
+        let mut changes = if came_back { changes.possible } else { changes.heard };
         changes.sort_unstable();
         sampled.sort_unstable();
         let stock = i64::from(offer.stock.unwrap_or(0));

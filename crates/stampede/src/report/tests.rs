@@ -14,6 +14,7 @@ use super::calls::{Answer, Kind};
 use super::digest::Digest;
 use super::*;
 use crate::history::{Call, Seen, Told, What};
+use crate::rehearsal::{self, Rehearsal};
 
 const STARTED_AT: UnixMs = UnixMs(1_796_126_370_000);
 /// From the start to the opening.
@@ -29,6 +30,7 @@ struct Run {
     roles: Vec<&'static str>,
     stock: Vec<StockSample>,
     findings: Vec<String>,
+    rehearsal: Option<Rehearsal>,
     notes: Vec<String>,
     more: Vec<(String, String)>,
     sale: String,
@@ -43,6 +45,7 @@ impl Run {
             roles: Vec::new(),
             stock: Vec::new(),
             findings: Vec::new(),
+            rehearsal: None,
             notes: Vec::new(),
             more: vec![
                 ("server".into(), "doorbuster 0.1.0, SQLite ledger, on the same machine".into()),
@@ -76,6 +79,7 @@ impl Run {
             roles: &self.roles,
             stock: &self.stock,
             verdict: Verdict::Judged(&self.findings),
+            rehearsal: self.rehearsal.as_ref(),
             notes: &self.notes,
             generator: Generator {
                 lateness: Some(Percentiles {
@@ -115,12 +119,14 @@ struct Script {
     history: History,
     order: OrderId,
     offer: OfferId,
+    made_at: UnixMs,
 }
 
 impl Script {
     fn new(number: u64) -> Self {
         let history = History::new(format!("buyer-{number}"));
-        Self { history, order: OrderId(u128::from(number) + 1), offer: OfferId(1) }
+        let order = OrderId(u128::from(number) + 1);
+        Self { history, order, offer: OfferId(1), made_at: OPENED_AT }
     }
 
     fn tell(&mut self, asked_us: u64, took_us: u64, what: What) {
@@ -147,13 +153,15 @@ impl Script {
             state,
             reason,
             seq,
-            created_at: OPENED_AT,
+            created_at: self.made_at,
             pay_by: None,
             closed_at: None,
         }
     }
 
+    /// Made when it is told, to the millisecond.
     fn granted(&mut self, at_us: u64, took_us: u64) {
+        self.made_at = STARTED_AT.plus_ms(((at_us + took_us).div_ceil(1_000)) as i64);
         let order = self.seen(State::Queued, 1);
         self.tell(at_us, took_us, What::Order { status: 202, pass: self.order, asked: 1, order });
     }
@@ -418,6 +426,21 @@ fn the_stock_goes_down_by_the_answers_and_shows_an_oversale() {
 }
 
 #[test]
+fn a_unit_of_somebody_who_hung_up_is_gone_from_the_moment_it_was_taken() {
+    let mut gone = Script::new(1);
+    gone.arrive(10, 5);
+    gone.tell(LEAD_US, 5, What::HungUp { pass: gone.order, bytes: 300 });
+    gone.made_at = OPENED_AT.plus_ms(127);
+    gone.look(LEAD_US + 11_700_000, 5, State::AwaitingPayment, true);
+    let mut run = Run::of(vec![gone.history]);
+    run.stocks[0].2 = 1;
+    let burn = &run.digest().stock[0];
+    assert_eq!(burn.sold_out_us, Some(LEAD_US + 127_000));
+    assert_eq!(burn.told.last(), Some(&(LEAD_US + 127_000, 0)), "and so the line ends");
+    assert!(run.html().contains("sold out 127\u{a0}ms after the opening"));
+}
+
+#[test]
 fn a_unit_that_is_sold_again_before_its_giver_hears_of_it_is_no_oversale() {
     let (mut giver, mut next) = (Script::new(1), Script::new(2));
     giver.granted(LEAD_US, 5);
@@ -610,10 +633,42 @@ fn violations_are_sentences_and_too_many_are_counted() {
     let json = run.with(json);
     assert_eq!(json["verdict"]["clean"], false);
     assert_eq!(json["verdict"]["findings"].as_array().unwrap().len(), 120);
-    assert!(night(50, 5).html().contains("Clean: what 50\u{a0}buyers were told holds together."));
+    assert!(night(50, 5).html().contains("Clean: every promise to 50\u{a0}buyers was kept."));
     let not_judged =
         night(50, 5).with(|input| html(&Input { verdict: Verdict::NotJudged("no admin key"), ..*input }));
     assert!(not_judged.contains("Not judged.") && !not_judged.contains("Clean"));
+}
+
+#[test]
+fn a_rehearsal_begins_with_its_answer_and_ends_with_what_to_change() {
+    let mut run = night(50, 5);
+    run.rehearsal = Some(Rehearsal {
+        answer: rehearsal::Answer::DoesNotHold,
+        holds: false,
+        offered_per_s: 100,
+        answered_per_s: 10,
+        at_least_per_s: 10,
+        saturates_at_per_s: Some(10),
+        sells_out_within_ms: None,
+        offers: vec![],
+        sentences: vec![
+            "It does not hold for 50 buyers: half of them heard <nothing>.".into(),
+            "More tries came than it could answer.".into(),
+        ],
+        changes: vec!["Raise `limits.in_flight` or ` nothing.".into()],
+    });
+    let page = run.html();
+    check_page(&page);
+    let place = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text} is not there"));
+    let order = [
+        "<h2>It does not hold for 50 buyers.</h2>",
+        "Half of them heard &lt;nothing&gt;.",
+        "<li>More tries came than it could answer.</li>",
+        "What to change",
+        "<li>Raise <code>limits.in_flight</code> or ` nothing.</li>",
+        "Clean: every promise",
+    ];
+    assert!(order.map(place).is_sorted(), "{page}");
 }
 
 #[test]

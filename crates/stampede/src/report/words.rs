@@ -93,6 +93,16 @@ pub(super) fn compact(value: f64) -> String {
     format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
+/// Escaped, and with what stands between two backticks as code.
+pub(super) fn with_code(text: &str) -> String {
+    match text.split_once('`').and_then(|(before, rest)| Some((before, rest.split_once('`')?))) {
+        Some((before, (code, after))) => {
+            format!("{}<code>{}</code>{}", escape(before), escape(code), with_code(after))
+        }
+        None => escape(text),
+    }
+}
+
 /// Makes any text harmless inside an element and inside a quoted attribute. Control characters, which no name needs
 /// and XML does not allow, become visible.
 pub(super) fn escape(text: &str) -> String {

@@ -294,7 +294,7 @@ fn paid_in_vain(history: &History, evidence: &Evidence<'_>, paid: &Told, order: 
 fn in_time(history: &History, evidence: &Evidence<'_>, paid: &Told, order: OrderId) -> bool {
     let shown = history.seen().filter(|(_, seen)| seen.id == order);
     let Some(pay_by) = shown.filter_map(|(_, seen)| seen.pay_by).last() else { return true };
-    let (Some(started_at), Some(offset_ms)) = (evidence.started_at, offset_ms(history)) else { return true };
+    let (Some(started_at), Some(offset_ms)) = (evidence.started_at, history.offset_ms()) else { return true };
     let ms = i64::try_from(paid.told_us / 1_000).unwrap_or(i64::MAX);
     started_at.plus_ms(offset_ms).plus_ms(ms).plus_ms(MONEY_MARGIN_MS) <= pay_by
 }
@@ -309,14 +309,6 @@ pub(super) fn last_look(history: &History, order: OrderId) -> Option<Option<Seen
 
 /// Whether an order was made before the crowd came: by an earlier visit of the same buyer.
 pub(super) fn is_old(history: &History, started_at: Option<UnixMs>, created_at: UnixMs) -> bool {
-    let started_at = started_at.map(|at| at.plus_ms(offset_ms(history).unwrap_or(0)));
+    let started_at = started_at.map(|at| at.plus_ms(history.offset_ms().unwrap_or(0)));
     started_at.is_some_and(|at| created_at.plus_ms(CLOCK_MARGIN_MS) < at)
-}
-
-/// The server's clock minus the crowd's, in milliseconds, as this buyer knows it.
-pub(super) fn offset_ms(history: &History) -> Option<i64> {
-    history.events.iter().find_map(|told| match &told.what {
-        What::Offset { ms } => Some(*ms),
-        _ => None,
-    })
 }

@@ -9,7 +9,7 @@ use rules::time::UnixMs;
 use rules::wire::{Code, OfferStats, OperatorOrder, OrderView, Stats};
 
 use super::Evidence;
-use super::alone::{CLOCK_MARGIN_MS, is_old, last_look, offset_ms};
+use super::alone::{CLOCK_MARGIN_MS, is_old, last_look};
 use super::finding::Finding;
 use super::life;
 use crate::history::{Call, History, Seen, What, is_unsure};
@@ -268,7 +268,7 @@ fn lapsed(evidence: &Evidence<'_>, ours: &HashSet<OrderId>) -> BTreeMap<OfferId,
         let held = before.offers.iter().filter(|offer| offer.held > 0);
         return held.map(|offer| (offer.offer_id, u64::from(offer.held))).collect();
     };
-    let offset_ms = evidence.histories.iter().find_map(offset_ms).unwrap_or(0);
+    let offset_ms = evidence.histories.iter().find_map(History::offset_ms).unwrap_or(0);
     let started_at = started_at.plus_ms(offset_ms);
     let since = |order: &OrderView| {
         let closed_at = order.closed_at.is_some_and(|at| started_at <= at.plus_ms(CLOCK_MARGIN_MS));

@@ -383,10 +383,15 @@ fn who_says_so(app: &App, parts: &Parts) -> Option<Result<Bearer, Goodbye>> {
     if let Ok(bearer) = known_buyer(parts) {
         return Some(Ok(bearer));
     }
-    let lines = parts.headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|line| line.to_str().ok());
-    let mut protocols = lines.flat_map(|line| line.split(',')).map(str::trim);
-    let token = protocols.find_map(|protocol| protocol.strip_prefix(TOKEN_PROTOCOL))?;
+    let token = token_of_a_browser(&parts.headers)?;
     Some(app.auth.bearer(token).map_err(|_| Goodbye::NotAuthorised))
+}
+
+/// The token among the protocols that a WebSocket asks for.
+pub fn token_of_a_browser(headers: &HeaderMap) -> Option<&str> {
+    let lines = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|line| line.to_str().ok());
+    let mut protocols = lines.flat_map(|line| line.split(',')).map(str::trim);
+    protocols.find_map(|protocol| protocol.strip_prefix(TOKEN_PROTOCOL))
 }
 
 async fn serve(

@@ -36,6 +36,7 @@ use super::refusal::Refusal;
 use crate::app::App;
 use crate::telemetry::metrics::Shed;
 
+pub use events::token_of_a_browser;
 pub use orders::Cursor;
 
 /// Where sockets and event streams begin.
