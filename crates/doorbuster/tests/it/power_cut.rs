@@ -297,9 +297,15 @@ mod heavy {
         }
     }
 
-    /// How many operations the workload takes when nothing fails; of one kind, or of all that change the disk.
-    async fn operations(steps: &[Step], only: Option<OperationKind>) -> u64 {
-        let disk = prepared(false).await;
+    /// A disk that loses what was not synced may also spoil the bytes beside; one that errs keeps its manners.
+    fn is_powersafe(kind: Kind) -> bool {
+        !matches!(kind, Kind::Crash(_))
+    }
+
+    /// How many operations the workload takes when nothing fails, on a disk that could fail like this; of one kind, or of
+    /// all that change the disk.
+    async fn operations(steps: &[Step], kind: Kind, only: Option<OperationKind>) -> u64 {
+        let disk = prepared(is_powersafe(kind)).await;
         let count = || only.map_or_else(|| disk.operations(), |kind| disk.count(kind));
         let before = count();
         let engine = Engine::open(&disk).await.unwrap();
@@ -336,9 +342,7 @@ mod heavy {
 
     /// Breaks one operation of a workload and checks what survived. Answers whether the fault was really met.
     async fn break_one(steps: &[Step], broken: Break, what: &str) -> bool {
-        // A disk that loses what was not synced may also spoil the bytes beside; one that errs keeps its manners.
-        let powersafe = !matches!(broken.kind, Kind::Crash(_));
-        let disk = prepared(powersafe).await;
+        let disk = prepared(is_powersafe(broken.kind)).await;
         disk.plan(broken.fault());
         let mut history = History::default();
         if let Ok(engine) = Engine::open(&disk).await {
@@ -367,14 +371,14 @@ mod heavy {
 
     /// Breaks every operation.
     async fn break_every(kind: impl Fn(u64) -> Kind) {
-        let all = operations(&fixed_workload(), None).await;
+        let all = operations(&fixed_workload(), kind(1), None).await;
         sweep(all, (1..=all).map(|n| Break { n, kind: kind(n), only: None })).await;
     }
 
     /// Breaks operations of one kind: a few of them every day, spread evenly, and nearly every one in a campaign.
     async fn break_some(kind: Kind, only: OperationKind) {
         let torture = Torture::of(SWEPT_EVERY_DAY);
-        let all = operations(&fixed_workload(), Some(only)).await;
+        let all = operations(&fixed_workload(), kind, Some(only)).await;
         let stride = all.div_ceil(torture.rounds).max(1);
         let first = 1 + torture.seed % stride;
         let chosen = (first..=all).filter(|n| (n - first).is_multiple_of(stride));
@@ -421,8 +425,6 @@ mod heavy {
         for round in 0..torture.rounds {
             let mut chance = torture.round(round);
             let steps = random_workload(&mut chance);
-            let all = operations(&steps, None).await;
-            let n = chance.random_range(1..=all);
             let kind = match chance.random_range(0..6) {
                 0 => Kind::Crash(PowerCut::DropUnsynced),
                 1 => Kind::Crash(PowerCut::Torn { seed: chance.random() }),
@@ -431,6 +433,8 @@ mod heavy {
                 4 => Kind::LostSync,
                 _ => Kind::Enospc,
             };
+            let all = operations(&steps, kind, None).await;
+            let n = chance.random_range(1..=all);
             let what = format!("seed {}, round {round}: operation {n} of {all}, {kind:?}", torture.seed);
             fired += u64::from(break_one(&steps, Break { n, kind, only: None }, &what).await);
         }
