@@ -1037,11 +1037,12 @@ mod tests {
 
     #[tokio::test]
     async fn who_hangs_up_may_come_back_and_all_orders_are_seen_at_the_end() {
-        let shop = FakeShop::open(Manners { stock: 100, ..Manners::default() });
-        let outcome =
-            run(CrowdSettings { mix: vec![Kind { hang_up: 1.0, ..human() }], ..settings(&shop, 40) }).await;
-        assert_eq!(told(&outcome, |what| matches!(what, What::HungUp { .. })), 40);
-        assert!(shop.orders() > 5 && shop.orders() < 40, "{}", shop.orders());
+        let shop = FakeShop::open(Manners { stock: 200, ..Manners::default() });
+        let mix = vec![Kind { hang_up: 1.0, ..human() }];
+        let outcome = run(CrowdSettings { mix, ..settings(&shop, 100) }).await;
+        assert_eq!(told(&outcome, |what| matches!(what, What::HungUp { .. })), 100);
+        // Whether a request is read before its sender is noticed to be gone is the shop's luck.
+        assert!(shop.orders() > 0 && shop.orders() < 100, "{}", shop.orders());
         assert_eq!(winners(&outcome), shop.orders());
         let came_back = told(&outcome, |what| matches!(what, What::Looked { last: false, .. }));
         assert!(came_back > 5, "{came_back}");
