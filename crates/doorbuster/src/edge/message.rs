@@ -73,7 +73,10 @@ fn with_date(now: UnixMs, take: impl FnOnce(&[u8])) {
     DATE.with_borrow_mut(|(of, text)| {
         if *of != second || text.is_empty() {
             *of = second;
-            *text = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(second));
+            text.clear();
+            let date = httpdate::HttpDate::from(UNIX_EPOCH + Duration::from_secs(second));
+            // Writing to a string cannot fail, and its room is used again.
+            let _ = std::fmt::Write::write_fmt(text, format_args!("{date}"));
         }
         take(text.as_bytes());
     });

@@ -7,8 +7,8 @@
 //! request is read by one of the two, never by both, and no more of HTTP than that needs to be known here. What a try
 //! comes to is decided in [`buy`], for both.
 //!
-//! While tries come, hyper is not even asked, and a connection on which nothing else comes never has one: [`Served`]
-//! wakes hyper when there is something for it.
+//! While tries come, hyper is not even asked, and a connection on which nothing else comes never has one: `Served` wakes
+//! hyper when there is something for it.
 
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
