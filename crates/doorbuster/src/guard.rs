@@ -8,6 +8,13 @@ use futures_util::future::BoxFuture;
 use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
+/// Whether an address leads to this machine.
+pub(crate) fn is_loopback(url: &str) -> bool {
+    let Ok(url) = Url::parse(url) else { return false };
+    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 /// Looks names up and refuses those that lead inside; the connection goes to the very addresses that were looked at, so
 /// that a name cannot mean one thing to us and another to the socket.
 #[derive(Clone, Copy, Debug)]

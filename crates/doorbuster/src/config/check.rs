@@ -15,9 +15,9 @@ use tracing_subscriber::EnvFilter;
 use super::{ORDER_IN_URL, Settings, TelemetrySettings};
 use crate::edge::auth;
 use crate::edge::limits::ClientIp;
+use crate::guard::is_loopback;
 use crate::outbox::endpoint::check_types;
 use crate::outbox::rabbit;
-use crate::payment::port::is_loopback;
 use crate::payment::providers::{NO_SHOP, Providers};
 
 /// Something that must be changed before the product may start.

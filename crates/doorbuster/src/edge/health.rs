@@ -17,7 +17,7 @@ use super::refusal::{Answer, Refusal};
 use super::router::ClientAddress;
 use super::server::Audience;
 use crate::app::App;
-use crate::payment::port::is_loopback;
+use crate::guard::is_loopback;
 use crate::telemetry::metrics::CONTENT_TYPE as METRICS_CONTENT_TYPE;
 
 /// Where the numbers are.

@@ -2,7 +2,6 @@
 //! the way from their words to the ledger's. Decides nothing about orders and writes nothing down.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -470,13 +469,6 @@ impl Port {
     async fn send(&self, request: Request, within: Duration) -> Result<providers::Answer, CallError> {
         providers::send(&self.client, request, within).await
     }
-}
-
-/// Whether an address leads to this machine.
-pub(crate) fn is_loopback(url: &str) -> bool {
-    let Ok(url) = reqwest::Url::parse(url) else { return false };
-    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 enum Found<'a> {
