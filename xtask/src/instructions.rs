@@ -24,8 +24,7 @@ const PASS: &str = "pass";
 /// The function whose inside is counted.
 const REGION: &str = "*counted_region*";
 /// The functions by which the allocator is asked for memory.
-const ALLOCATING: [&str; 5] =
-    ["_rjem_malloc", "_rjem_mallocx", "_rjem_calloc", "_rjem_realloc", "_rjem_rallocx"];
+const ALLOCATING: [&str; 5] = ["malloc", "mallocx", "calloc", "realloc", "rallocx"];
 
 /// How the program is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,10 +269,10 @@ mod tests {
     fn requests_for_memory_are_found_in_what_callgrind_writes() {
         let region = "fn=(1) counted_region\n5 10\ncfn=(2) other\ncalls=9 0\n5 9\n";
         assert!(!allocates(region));
-        assert!(!allocates(&format!("{region}\nfn=(5) _rjem_malloc\n1 1\n")), "nobody called it");
+        assert!(!allocates(&format!("{region}\nfn=(5) malloc\n1 1\n")), "nobody called it");
         for called in [
-            "fn=(4) grows\ncfn=(5) _rjem_realloc\ncalls=1 0\n1 1\n",
-            "fn=(5) _rjem_malloc\n1 1\n\nfn=(4) grows\ncfn=(5)\ncalls=1 0\n1 1\n",
+            "fn=(4) grows\ncfn=(5) realloc\ncalls=1 0\n1 1\n",
+            "fn=(5) malloc\n1 1\n\nfn=(4) grows\ncfn=(5)\ncalls=1 0\n1 1\n",
         ] {
             assert!(allocates(&format!("{region}\n{called}")), "{called}");
         }

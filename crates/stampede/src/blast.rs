@@ -6,16 +6,22 @@
 //! server that stalls is charged for everyone who had to wait (no coordinated omission).
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex, OnceLock, PoisonError};
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use hdrhistogram::Histogram;
 use rules::id::OfferId;
 use rules::wire::Code;
-use tokio::sync::Semaphore;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use tokio::net::unix::pipe;
 use tokio::task::JoinSet;
 
 use crate::clock::{micros, monotonic_now};
@@ -25,8 +31,7 @@ use crate::connection::{Answer, CallError, Connection, Timeouts, render_order};
 pub const LATENCY_US_MAX: u64 = 120_000_000;
 /// Statuses are counted below this.
 const STATUSES: usize = 600;
-/// How often due requests are handed out. It bounds how late the generator itself can be; the runtime's own timers
-/// would add up to a whole millisecond.
+/// How often due requests are handed out. It bounds how late the generator itself can be.
 const PACE_TICK: Duration = Duration::from_micros(250);
 /// How long a connection that was refused waits before its next request.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
@@ -205,7 +210,6 @@ impl Blast {
                 scope.spawn(move || self.run_thread(number, source, start))
             };
             let threads: Vec<_> = sources.into_iter().enumerate().map(spawn).collect();
-            start.pace();
             let join = |thread: std::thread::ScopedJoinHandle<'_, anyhow::Result<Blasted>>| {
                 thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a generating thread panicked")))
             };
@@ -236,14 +240,13 @@ impl Blast {
         let cpu_before = thread_cpu();
         let desk = Arc::new(Desk {
             work: Mutex::new(Work { source, tickets: 0, tally: Blasted::new()? }),
-            lane: start.lane(number)?,
+            lane: start.schedule.map(Lane::new),
             limit: self.limit(number),
             number,
             started,
             blast: *self,
         });
         runtime.block_on(serve(Arc::clone(&desk), connections))?;
-        start.finished();
         let mut tally = lock(&desk.work).tally.clone();
         tally.elapsed = monotonic_now().saturating_duration_since(started);
         tally.cpu = thread_cpu().saturating_sub(cpu_before);
@@ -281,6 +284,7 @@ async fn serve<S: RequestSource>(desk: Arc<Desk<S>>, connections: Vec<Connection
     for connection in connections {
         serving.spawn(Arc::clone(&desk).ask_until_done(connection));
     }
+    desk.pace().await?;
     while let Some(done) = serving.join_next().await {
         done.context("a connection's task panicked")?;
     }
@@ -297,7 +301,7 @@ enum Limit {
 /// task may move, at the price of two uncontended atomics per request.
 struct Desk<S> {
     work: Mutex<Work<S>>,
-    /// Open loop: a permit for each request that is due.
+    /// Open loop: what is due, and who waits for it.
     lane: Option<Lane>,
     limit: Limit,
     number: usize,
@@ -311,10 +315,61 @@ struct Work<S> {
     tally: Blasted,
 }
 
-#[derive(Clone)]
+/// The open loop of one thread. Connections that are free stand in a stack: whoever was free last is asked first, so that
+/// a few connections stay warm and the others are there for a server that is slow.
 struct Lane {
-    due: Arc<Semaphore>,
     schedule: Schedule,
+    line: Mutex<Line>,
+}
+
+#[derive(Default)]
+struct Line {
+    /// Requests that are due and not taken.
+    due: u64,
+    free: Vec<Waker>,
+    /// Nothing more will be due.
+    over: bool,
+}
+
+impl Lane {
+    fn new(schedule: Schedule) -> Self {
+        Self { schedule, line: Mutex::default() }
+    }
+
+    /// So many more are due.
+    fn give(&self, requests: u64) {
+        let mut line = lock(&self.line);
+        line.due += requests;
+        let first = line.free.len().saturating_sub(usize::try_from(requests).unwrap_or(usize::MAX));
+        line.free.drain(first..).rev().for_each(Waker::wake);
+    }
+
+    /// Waits until one is due; `false` when there will be none.
+    async fn take(&self) -> bool {
+        poll_fn(|context| {
+            let mut line = lock(&self.line);
+            if line.due > 0 {
+                line.due -= 1;
+                return Poll::Ready(true);
+            }
+            if line.over {
+                return Poll::Ready(false);
+            }
+            line.free.push(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn end(&self) {
+        let mut line = lock(&self.line);
+        line.over = true;
+        line.free.drain(..).for_each(Waker::wake);
+    }
+
+    fn is_over(&self) -> bool {
+        lock(&self.line).over
+    }
 }
 
 impl<S: RequestSource> Desk<S> {
@@ -339,8 +394,10 @@ impl<S: RequestSource> Desk<S> {
 
     /// Waits until a request is due, writes it, and says from when on its latency counts.
     async fn take_ticket(&self, request: &mut Vec<u8>) -> Option<Instant> {
-        if let Some(lane) = &self.lane {
-            lane.due.acquire().await.ok()?.forget();
+        if let Some(lane) = &self.lane
+            && !lane.take().await
+        {
+            return None;
         }
         let now = monotonic_now();
         let mut work = lock(&self.work);
@@ -352,7 +409,7 @@ impl<S: RequestSource> Desk<S> {
         if over || !source.next(request) {
             // Wakes the others of this thread: they find the same.
             if let Some(lane) = &self.lane {
-                lane.due.close();
+                lane.end();
             }
             return None;
         }
@@ -364,6 +421,51 @@ impl<S: RequestSource> Desk<S> {
         let due = self.started + lane.schedule.due_after(ticket, self.number, self.blast.threads);
         tally.lateness_us.saturating_record(micros(now.saturating_duration_since(due)));
         Some(due)
+    }
+
+    /// Open loop: hands out what is due until all is. On the thread that sends it: to be woken by another one would cost
+    /// as much as half a request.
+    async fn pace(&self) -> anyhow::Result<()> {
+        let Some(lane) = &self.lane else { return Ok(()) };
+        let ticks = Ticks::every(PACE_TICK).context("no timer")?;
+        let mut given = 0;
+        while !lane.is_over() {
+            let elapsed = monotonic_now().saturating_duration_since(self.started);
+            let due = lane.schedule.due_of(elapsed, self.number, self.blast.threads);
+            lane.give(due.saturating_sub(given));
+            given = given.max(due);
+            if lane.schedule.is_over(elapsed) {
+                lane.end();
+            }
+            ticks.next().await?;
+        }
+        Ok(())
+    }
+}
+
+/// A timer of the kernel's: the runtime's own would add up to a whole millisecond. It is read like a pipe, and that is
+/// how the runtime is told of it.
+struct Ticks(pipe::Receiver);
+
+impl Ticks {
+    fn every(tick: Duration) -> io::Result<Self> {
+        let timer =
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
+        let tick = Timespec::try_from(tick).map_err(io::Error::other)?;
+        let every = Itimerspec { it_interval: tick, it_value: tick };
+        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &every)?;
+        Ok(Self(pipe::Receiver::from_file_unchecked(timer.into())?))
+    }
+
+    /// Waits for the next one; at once if one or more have gone by.
+    async fn next(&self) -> io::Result<()> {
+        loop {
+            self.0.readable().await?;
+            match self.0.try_read(&mut [0; 8]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return read.map(drop),
+            }
+        }
     }
 }
 
@@ -388,16 +490,28 @@ impl Schedule {
             Until::Elapsed(limit) => due(elapsed.min(limit)).min(nanos(limit) / nanos(self.gap).max(1)),
         }
     }
+
+    /// How many of them are dealt to this thread.
+    fn due_of(self, elapsed: Duration, number: usize, threads: usize) -> u64 {
+        let (threads, number) = (length(threads).max(1), length(number));
+        (self.due(elapsed) + threads - 1).saturating_sub(number) / threads
+    }
+
+    /// Whether nothing more will be due.
+    fn is_over(self, elapsed: Duration) -> bool {
+        match self.until {
+            Until::Requests(requests) => self.due(elapsed) >= requests,
+            Until::Elapsed(limit) => elapsed >= limit,
+        }
+    }
 }
 
-/// The common start of all threads, and the pacemaker of the open loop.
+/// The common start of all threads.
 struct Start {
     ready: Barrier,
     started: OnceLock<Instant>,
     failed: AtomicBool,
-    running: AtomicUsize,
     schedule: Option<Schedule>,
-    lanes: Vec<Arc<Semaphore>>,
 }
 
 impl Start {
@@ -410,12 +524,10 @@ impl Start {
             }
         };
         Self {
-            ready: Barrier::new(blast.threads + 1),
+            ready: Barrier::new(blast.threads),
             started: OnceLock::new(),
             failed: AtomicBool::new(false),
-            running: AtomicUsize::new(blast.threads),
             schedule,
-            lanes: (0..blast.threads).map(|_| Arc::new(Semaphore::new(0))).collect(),
         }
     }
 
@@ -429,56 +541,6 @@ impl Start {
     /// The moment everybody starts; `None` when somebody could not.
     fn wait(&self) -> Option<Instant> {
         (!self.failed.load(Ordering::Acquire)).then(|| *self.started.get_or_init(monotonic_now))
-    }
-
-    fn lane(&self, number: usize) -> anyhow::Result<Option<Lane>> {
-        let Some(schedule) = self.schedule else { return Ok(None) };
-        let due = Arc::clone(self.lanes.get(number).context("a thread without a lane")?);
-        Ok(Some(Lane { due, schedule }))
-    }
-
-    fn finished(&self) {
-        self.running.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// Runs on the thread that called: hands out permits for what is due until all threads are done.
-    fn pace(&self) {
-        self.ready.wait();
-        let (Some(schedule), Some(started)) = (self.schedule, self.wait()) else { return };
-        let mut given = 0;
-        while self.running.load(Ordering::Acquire) > 0 {
-            let elapsed = monotonic_now().saturating_duration_since(started);
-            let due = schedule.due(elapsed);
-            self.give(given, due);
-            given = given.max(due);
-            // All handed out: whoever waits for more, waits for nothing.
-            let all = match schedule.until {
-                Until::Requests(requests) => given >= requests,
-                Until::Elapsed(limit) => elapsed >= limit,
-            };
-            if all {
-                self.give_ends();
-                return;
-            }
-            std::thread::sleep(PACE_TICK);
-        }
-    }
-
-    fn give(&self, given: u64, due: u64) {
-        let lanes = length(self.lanes.len()).max(1);
-        for (number, lane) in (0..).zip(&self.lanes) {
-            // Of the positions below `below`, those dealt to this lane.
-            let dealt = |below: u64| (below + lanes - 1 - number) / lanes;
-            let permits = dealt(due).saturating_sub(dealt(given));
-            lane.add_permits(usize::try_from(permits).unwrap_or(0));
-        }
-    }
-
-    /// One permit without a request for each thread: whoever draws it sees the limit and closes the lane.
-    fn give_ends(&self) {
-        for lane in &self.lanes {
-            lane.add_permits(1);
-        }
     }
 }
 
