@@ -24,13 +24,14 @@ use crate::telemetry::metrics::{ConnectionOutcome, Metrics};
 
 /// New sockets that may wait for a thread that is busy. Enough to work through at a stretch, and no more: in the
 /// kernel's queue they cost us nothing.
-const WAITING_PER_THREAD_MAX: usize = 16;
+const WAITING_PER_THREAD_MAX: usize = 32;
 
-/// New sockets that a thread takes on before those it already has get their turn.
-const TAKEN_PER_TURN_MAX: usize = 8;
+/// New sockets that a thread takes on before those it already has get their turn. While all threads are busy, so many are
+/// taken from the kernel's queue at a time: the door is woken once for all of them.
+const TAKEN_PER_TURN_MAX: usize = 16;
 
 /// How long a connection should wait in the kernel's queue at most, in milliseconds, when a rush lasts.
-const QUEUE_MAX_MS: u64 = 100;
+const QUEUE_MAX_MS: u64 = 50;
 
 /// The same in the first moments of a rush. A crowd that comes at once and is served within this time is better off than
 /// one that is told to come back after a second.
@@ -49,7 +50,11 @@ const FIT_EVERY_MS: u64 = 10;
 /// The pace is that of the last so many milliseconds, about: from one moment to the next it is uneven.
 const PACE_OVER_MS: u64 = 200;
 
-/// So often a shortened queue doubles, in milliseconds, once nobody waits.
+/// A shortened queue stays short until nobody has waited for so long, in milliseconds: whoever was turned away is tried
+/// again by the client's kernel after 1, 3 and 7 seconds, and those aftershocks are no new crowd.
+const CALM_MS: u64 = 8_000;
+
+/// So often it doubles then, in milliseconds.
 const GROW_EVERY_MS: u64 = 250;
 
 /// The longest queue, in connections: a crowd comes within milliseconds, and a quick server wants all of it.
@@ -229,35 +234,38 @@ impl Door<'_> {
     }
 }
 
-/// A place with the thread that has the fewest connections, of those that have one; waits while none has. Connections stay
-/// long: a thread that got more of them than the others would be the one everybody waits for. `None`: all threads have
-/// ended.
+/// A place with the thread that has the fewest connections, of those that have one; while none has, waits until one has
+/// several. Connections stay long: a thread that got more of them than the others would be the one everybody waits for.
+/// `None`: all threads have ended.
 async fn room(threads: &[Hallway]) -> Option<mpsc::Permit<'_, NewSocket>> {
-    while let Some(thread) =
-        threads.iter().filter(|thread| thread.has_room()).min_by_key(|thread| thread.connections())
-    {
-        // Another door may have been quicker.
-        if let Ok(room) = thread.sockets.try_reserve() {
-            return Some(room);
+    loop {
+        while let Some(thread) =
+            threads.iter().filter(|thread| thread.has_room()).min_by_key(|thread| thread.connections())
+        {
+            // Another door may have been quicker.
+            if let Ok(room) = thread.sockets.try_reserve() {
+                return Some(room);
+            }
+        }
+        let mut waits: Vec<_> = threads
+            .iter()
+            .filter(|thread| !thread.sockets.is_closed())
+            .map(|thread| Box::pin(thread.sockets.reserve_many(TAKEN_PER_TURN_MAX)))
+            .collect();
+        while !waits.is_empty() {
+            match select_all(waits).await {
+                (Ok(_), ..) => break,
+                (Err(_), _, others) => waits = others,
+            }
+        }
+        if threads.iter().all(|thread| thread.sockets.is_closed()) {
+            return None;
         }
     }
-    let mut waits: Vec<_> = threads
-        .iter()
-        .filter(|thread| !thread.sockets.is_closed())
-        .map(|thread| Box::pin(thread.sockets.reserve()))
-        .collect();
-    while !waits.is_empty() {
-        match select_all(waits).await {
-            (Ok(room), ..) => return Some(room),
-            (Err(_), _, others) => waits = others,
-        }
-    }
-    None
 }
 
 /// How long the kernel's queue may be. While somebody always waits: what we take out of it in [`BURST_QUEUE_MAX_MS`] at
-/// first, and in [`QUEUE_MAX_MS`] when it goes on. Once nobody waits it doubles step by step, so that a rush that pauses
-/// for a moment does not fill it again.
+/// first, and in [`QUEUE_MAX_MS`] when it goes on. Once nobody has waited for [`CALM_MS`] it doubles step by step.
 #[derive(Debug)]
 struct Backlog {
     max: u32,
@@ -269,11 +277,13 @@ struct Backlog {
     /// they are the pace of the last moments.
     busy_since: Option<Instant>,
     taken: u64,
+    /// When a short queue grows next, if nobody waits until then.
+    grows_at: Instant,
 }
 
 impl Backlog {
     fn new(max: u32, now: Instant) -> Self {
-        Self { max, length: max, looked: now, rush_since: None, busy_since: None, taken: 0 }
+        Self { max, length: max, looked: now, rush_since: None, busy_since: None, taken: 0, grows_at: now }
     }
 
     fn is_short(&self) -> bool {
@@ -306,7 +316,7 @@ impl Backlog {
         {
             return;
         }
-        self.looked = now;
+        (self.looked, self.grows_at) = (now, now + Duration::from_millis(CALM_MS));
         let busy = now.saturating_duration_since(since);
         let wait_ms =
             if rush < Duration::from_millis(BURST_MAX_MS) { BURST_QUEUE_MAX_MS } else { QUEUE_MAX_MS };
@@ -319,10 +329,9 @@ impl Backlog {
 
     fn found_nobody(&mut self, now: Instant) {
         (self.busy_since, self.taken) = (None, 0);
-        let rested = now.saturating_duration_since(self.looked);
-        if self.is_short() && rested >= Duration::from_millis(GROW_EVERY_MS) {
+        if self.is_short() && now >= self.grows_at {
             self.length = self.length.saturating_mul(2).min(self.max);
-            self.looked = now;
+            self.grows_at = now + Duration::from_millis(GROW_EVERY_MS);
         }
     }
 }
@@ -355,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_queue_is_as_long_as_what_is_taken_out_of_it_in_a_moment() {
-        for (per_s, wanted) in [(100, BACKLOG_MIN), (5_000, 500), (20_000, 2_000), (90_000, BACKLOG_MAX)] {
+        for (per_s, wanted) in [(100, BACKLOG_MIN), (5_000, 250), (20_000, 1_000), (90_000, BACKLOG_MAX)] {
             let (mut backlog, now) = backlog();
             rush(&mut backlog, now, per_s, 2 * BURST_MAX_MS);
             assert!(backlog.length.abs_diff(wanted) <= wanted / 10, "{per_s}/s: {}", backlog.length);
@@ -396,9 +405,9 @@ mod tests {
         let (mut backlog, now) = backlog();
         let now = rush(&mut backlog, now, 20_000, 2 * BURST_MAX_MS);
         let now = rush(&mut backlog, now, 5_000, 1_000);
-        assert!(backlog.length.abs_diff(500) <= 100, "{}", backlog.length);
+        assert!(backlog.length.abs_diff(250) <= 50, "{}", backlog.length);
         rush(&mut backlog, now, 20_000, 1_000);
-        assert!(backlog.length.abs_diff(2_000) <= 200, "{}", backlog.length);
+        assert!(backlog.length.abs_diff(1_000) <= 100, "{}", backlog.length);
     }
 
     #[test]
@@ -414,14 +423,32 @@ mod tests {
     #[test]
     fn once_nobody_waits_the_queue_grows_back_step_by_step() {
         let (mut backlog, now) = backlog();
-        let mut now = rush(&mut backlog, now, 100, 2 * BURST_MAX_MS);
-        assert_eq!(backlog.saw(false, now), None, "a pause of a moment is no end");
-        let mut lengths = Vec::new();
+        let over = rush(&mut backlog, now, 100, 2 * BURST_MAX_MS);
+        assert_eq!(backlog.saw(false, over), None, "a pause of a moment is no end");
+        let (mut now, mut lengths, mut first) = (over, Vec::new(), None);
         while backlog.is_short() {
             now += Duration::from_millis(GROW_EVERY_MS);
+            // Few who come one by one do not keep it short.
+            backlog.saw(true, now);
             lengths.extend(backlog.saw(false, now));
+            first = first.or_else(|| lengths.first().map(|_| now - over));
         }
         assert_eq!(lengths, [256, 512, 1_024, 2_048, 4_096]);
+        assert!(
+            first.unwrap().abs_diff(Duration::from_millis(CALM_MS)) <= Duration::from_millis(GROW_EVERY_MS)
+        );
+    }
+
+    #[test]
+    fn who_was_turned_away_and_comes_again_finds_a_short_queue() {
+        let (mut backlog, now) = backlog();
+        let mut now = rush(&mut backlog, now, 1_000, 2 * BURST_MAX_MS);
+        for after_s in [1, 2, 4] {
+            now += Duration::from_secs(after_s);
+            assert_eq!((backlog.saw(false, now), backlog.length), (None, BACKLOG_MIN));
+            now = rush(&mut backlog, now, 1_000, 100);
+        }
+        assert_eq!(backlog.length, BACKLOG_MIN);
     }
 
     /// What a door needs around it.
