@@ -131,6 +131,9 @@ impl RequestSource for Minted {
     }
 }
 
+/// The offer that rivals are asked for, as long as an id of ours.
+pub const RIVAL_OFFER: &str = "0000000000000";
+
 /// Requests that a rival understands: the buyer in a header, a body that makes the request as long as ours.
 #[derive(Clone)]
 pub struct RivalRequests {
@@ -150,9 +153,9 @@ impl RivalRequests {
     pub fn render(host: &str, buyer: &str, bytes: usize, out: &mut Vec<u8>) {
         const FILLER: [u8; 1_024] = [b'x'; 1_024];
         out.clear();
-        for part in
-            ["POST /api/v1/offers/0000000000000/orders HTTP/1.1\r\nhost: ", host, "\r\nx-buyer: ", buyer]
-        {
+        let parts =
+            ["POST /api/v1/offers/", RIVAL_OFFER, "/orders HTTP/1.1\r\nhost: ", host, "\r\nx-buyer: ", buyer];
+        for part in parts {
             out.extend_from_slice(part.as_bytes());
         }
         out.extend_from_slice(b"\r\ncontent-type: application/json\r\ncontent-length: ");

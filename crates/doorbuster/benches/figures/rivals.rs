@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use tempfile::TempDir;
 
-use crate::load::RivalRequests;
+use crate::load::{RIVAL_OFFER, RivalRequests};
 use crate::processes::{self, Owned};
 
 const CLAIM_LUA: &str = include_str!("rivals/claim.lua");
@@ -85,7 +85,7 @@ impl Rival {
 
     /// How many orders Redis has taken since the sale was opened.
     pub fn orders(&mut self) -> anyhow::Result<u64> {
-        self.redis.number(&["XLEN", "orders"])
+        self.redis.orders()
     }
 
     /// All processes of it: workers, Redis, and its children.
@@ -129,6 +129,7 @@ fn start_nginx(
         .replace("@ADDRESS@", &address.to_string())
         .replace("@SOCKET@", &redis.socket.to_string_lossy())
         .replace("@SHA@", &redis.sha)
+        .replace("@OFFER@", RIVAL_OFFER)
         .replace("@FLAG@", flag)
         .replace("@ACCEPT_FILLER@", &"x".repeat(filler.accepted))
         .replace("@REFUSE_FILLER@", &"x".repeat(filler.refused));
@@ -159,7 +160,7 @@ fn start_node(
     std::fs::write(&lua, CLAIM_LUA)?;
     let mut command = Command::new(program("node", "/usr/bin/node"));
     command.arg(&script).args([address.port().to_string(), cores().to_string()]);
-    command.arg(&redis.socket).arg(&lua);
+    command.arg(&redis.socket).arg(&lua).arg(RIVAL_OFFER);
     command.args([filler.accepted.to_string(), filler.refused.to_string()]);
     Owned::start(command.env("NODE_PATH", modules).env("NODE_ENV", "production").stdin(Stdio::null()))
 }
@@ -171,7 +172,7 @@ fn answer_bytes(redis: &mut Redis, address: SocketAddr) -> anyhow::Result<Answer
     ensure!(status == "202", "the first buyer was answered {status}");
     let (status, refused) = ask_once(address, "another-buyer-00")?;
     ensure!(status == "409", "the second buyer was answered {status}");
-    ensure!(redis.number(&["XLEN", "orders"])? == 1, "the order did not reach Redis");
+    ensure!(redis.orders()? == 1, "the order did not reach Redis");
     Ok(AnswerBytes { refused, accepted })
 }
 
@@ -237,13 +238,13 @@ impl Redis {
 
     fn open_sale(&mut self, stock: u32) -> anyhow::Result<()> {
         self.call(&["FLUSHALL"])?;
-        self.call(&["HSET", "sale", "opens_ms", "0", "closes_ms", "9000000000000"])?;
-        self.call(&["SET", "stock", &stock.to_string()])?;
+        self.call(&["HSET", &key("sale"), "opens_ms", "0", "closes_ms", "9000000000000"])?;
+        self.call(&["SET", &key("stock"), &stock.to_string()])?;
         Ok(())
     }
 
-    fn number(&mut self, words: &[&str]) -> anyhow::Result<u64> {
-        Ok(self.call(words)?.parse()?)
+    fn orders(&mut self) -> anyhow::Result<u64> {
+        Ok(self.call(&["XLEN", &key("orders")])?.parse()?)
     }
 
     /// One command; the answer is a status, a number or a short text.
@@ -266,6 +267,11 @@ impl Redis {
             _ => bail!("Redis answered {line:?} to {words:?}"),
         }
     }
+}
+
+/// One of the keys of the offer that is asked for.
+fn key(name: &str) -> String {
+    format!("{name}:{RIVAL_OFFER}")
 }
 
 fn cores() -> usize {
