@@ -423,8 +423,7 @@ impl<S: RequestSource> Desk<S> {
         Some(due)
     }
 
-    /// Open loop: hands out what is due until all is. On the thread that sends it: to be woken by another one would cost
-    /// as much as half a request.
+    /// Open loop: hands out what is due until all is. On the thread that sends it, so that none has to wake another.
     async fn pace(&self) -> anyhow::Result<()> {
         let Some(lane) = &self.lane else { return Ok(()) };
         let ticks = Ticks::every(PACE_TICK).context("no timer")?;

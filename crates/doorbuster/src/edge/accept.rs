@@ -50,9 +50,9 @@ const FIT_EVERY_MS: u64 = 10;
 /// The pace is that of the last so many milliseconds, about: from one moment to the next it is uneven.
 const PACE_OVER_MS: u64 = 200;
 
-/// A shortened queue stays short until nobody has waited for so long, in milliseconds: whoever was turned away is tried
-/// again by the client's kernel after 1, 3 and 7 seconds, and those aftershocks are no new crowd.
-const CALM_MS: u64 = 8_000;
+/// A shortened queue stays short until nobody has waited for so long, in milliseconds: for whoever was turned away the
+/// client's kernel tries again a second later, and once more two seconds after that, and those aftershocks are no new crowd.
+const CALM_MS: u64 = 3_000;
 
 /// So often it doubles then, in milliseconds.
 const GROW_EVERY_MS: u64 = 250;
@@ -443,7 +443,7 @@ mod tests {
     fn who_was_turned_away_and_comes_again_finds_a_short_queue() {
         let (mut backlog, now) = backlog();
         let mut now = rush(&mut backlog, now, 1_000, 2 * BURST_MAX_MS);
-        for after_s in [1, 2, 4] {
+        for after_s in [1, 2] {
             now += Duration::from_secs(after_s);
             assert_eq!((backlog.saw(false, now), backlog.length), (None, BACKLOG_MIN));
             now = rush(&mut backlog, now, 1_000, 100);
