@@ -592,7 +592,7 @@ mod tests {
         let (busy, mut for_busy) = Hallway::new(many);
         let (calm, mut for_calm) = Hallway::new(few);
         let threads = [busy, calm];
-        for _ in 0..WAITING_PER_THREAD_MAX {
+        for _ in 0..16 {
             let room = room(&threads).await.unwrap();
             let (stream, peer) = some_socket().await;
             room.send(NewSocket { stream, peer, audience: Audience::Everybody });
