@@ -38,9 +38,10 @@ const COPY_PAGES: u32 = 4_096;
 /// may grow to before it is copied, twice.
 const SPACE_BYTES_MIN: u64 = 32 << 20;
 
-/// Under load the journal rests this long between two commits: a commit that carries many claims costs each of them
-/// less, and the answer waits for it no longer than for the disk.
-const REST_UNDER_LOAD: Duration = Duration::from_micros(500);
+/// Under load a commit begins so long after the one before, or at once when that one took longer: a commit that carries
+/// many claims costs each of them less. Never later, because whoever gathered during a slow commit would be joined by those
+/// whom it answered, and with everybody in one commit there is nobody left to serve while the disk works.
+const COMMIT_EVERY_UNDER_LOAD: Duration = Duration::from_micros(800);
 
 /// Claims that the ledger may be behind before the journal rests longer. Cores are short then, and whoever gets an
 /// answer comes back with more: longer steps leave the ledger its share, long before the queue is full and says so.
@@ -368,6 +369,7 @@ impl Writer {
         let mut batch = Vec::with_capacity(self.parts.batch);
         while inbox.gather(&mut batch, self.parts.batch) {
             let load = batch.len() >= LOAD_CLAIMS;
+            let began = self.parts.clock.instant();
             if batch.is_empty() {
                 self.probe();
             } else {
@@ -375,14 +377,14 @@ impl Writer {
             }
             self.log.after_commit(&self.connection);
             if load {
-                std::thread::sleep(self.rest());
+                std::thread::sleep(rest_after(began.elapsed(), self.claims_behind()));
             }
         }
     }
 
-    fn rest(&self) -> Duration {
-        let recorded = self.recorded.load(Ordering::Acquire);
-        rest_when_behind((self.next_seq - 1).saturating_sub(recorded))
+    /// How many claims the ledger is behind.
+    fn claims_behind(&self) -> u64 {
+        (self.next_seq - 1).saturating_sub(self.recorded.load(Ordering::Acquire))
     }
 
     fn write(&mut self, batch: &mut Vec<Waiting>) {
@@ -527,9 +529,11 @@ impl Writer {
     }
 }
 
-fn rest_when_behind(claims: u64) -> Duration {
-    let beyond = u32::try_from(claims.saturating_sub(BEHIND_CLAIMS)).unwrap_or(u32::MAX);
-    REST_UNDER_LOAD.saturating_add(REST_PER_CLAIM_BEHIND.saturating_mul(beyond)).min(REST_MAX)
+/// How long to rest after a commit that took so long, with the ledger so many claims behind.
+fn rest_after(took: Duration, claims_behind: u64) -> Duration {
+    let beyond = u32::try_from(claims_behind.saturating_sub(BEHIND_CLAIMS)).unwrap_or(u32::MAX);
+    let rest = COMMIT_EVERY_UNDER_LOAD.saturating_sub(took);
+    rest.saturating_add(REST_PER_CLAIM_BEHIND.saturating_mul(beyond)).min(REST_MAX)
 }
 
 fn signed(seq: u64) -> i64 {
@@ -541,10 +545,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_longer_a_commit_took_the_sooner_the_next_one_begins() {
+        let (quick, slow) = (Duration::from_micros(300), Duration::from_millis(20));
+        assert_eq!(rest_after(quick, 0), COMMIT_EVERY_UNDER_LOAD - quick);
+        assert_eq!(rest_after(COMMIT_EVERY_UNDER_LOAD, 0), Duration::ZERO);
+        assert_eq!(rest_after(slow, 0), Duration::ZERO);
+    }
+
+    #[test]
     fn the_further_the_ledger_is_behind_the_longer_the_journal_rests_up_to_a_limit() {
-        assert_eq!(rest_when_behind(0), REST_UNDER_LOAD);
-        assert_eq!(rest_when_behind(BEHIND_CLAIMS), REST_UNDER_LOAD);
-        assert_eq!(rest_when_behind(BEHIND_CLAIMS + 10_000), REST_UNDER_LOAD + Duration::from_millis(1));
-        assert_eq!(rest_when_behind(u64::MAX), REST_MAX);
+        let took = Duration::from_micros(300);
+        let rest = rest_after(took, 0);
+        assert_eq!(rest_after(took, BEHIND_CLAIMS), rest);
+        assert_eq!(rest_after(took, BEHIND_CLAIMS + 10_000), rest + Duration::from_millis(1));
+        let slow = Duration::from_millis(20);
+        assert_eq!(
+            rest_after(slow, BEHIND_CLAIMS + 10_000),
+            Duration::from_millis(1),
+            "however slow the disk"
+        );
+        assert_eq!(rest_after(took, u64::MAX), REST_MAX);
     }
 }
