@@ -1,11 +1,12 @@
 //! Copies the log of an SQLite file back into the file beside its writer: whoever waits for a commit does not wait for
 //! that.
 //!
-//! First the bulk is copied and synced here, piece by piece, while the writer goes on. Then the writer copies the few pages
+//! First the bulk is copied and synced here, step by step, while the writer goes on. Then the writer copies the few pages
 //! that came meanwhile, between two commits, and its next commit begins the log anew. When a sync of the file fails,
 //! nobody knows which pages are on the disk: nothing is copied any more, not even when the file is closed, and the process
 //! ends. The log still holds everything then, and the next start copies all of it. Knows nothing of what the pages hold.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,8 +22,12 @@ use rusqlite::Connection;
 use super::sqlite::{self, Disk, LogPages};
 use crate::failure::Reports;
 
-/// How often the length of the log is looked at.
-const COMMITS_PER_LOOK: u32 = 16;
+/// How long the copyist rests between two steps: a long copy keeps a core, and whoever had to wait for one meanwhile comes
+/// first.
+const STEP_REST: Duration = Duration::from_millis(50);
+
+/// SQLite remembers the places of four readers in a log. One is left to those who really read.
+const MARKS_MAX: u32 = 3;
 
 /// At so many times the length at which the log is copied, the writer no longer waits for help.
 const ALONE_TIMES: u32 = 8;
@@ -33,6 +38,17 @@ const SYNC_EVERY: Duration = Duration::from_millis(2);
 /// How far threads stand back that nobody waits for.
 const NICE: i32 = 5;
 
+/// When a log is copied.
+#[derive(Clone, Copy, Debug)]
+pub struct Rhythm {
+    /// At this length, in pages: of pages that were written several times by then, only the last version is copied.
+    pub copy_pages: u32,
+    /// About so much of it at a time.
+    pub step_pages: u32,
+    /// How often its length is looked at.
+    pub commits_per_look: u32,
+}
+
 /// A writer's log. To be dropped after the writer's connection: with it the copyist closes its own handle of the file, and
 /// with that the process gives up all locks on it.
 #[derive(Debug)]
@@ -42,6 +58,7 @@ pub struct Log {
     thread: Option<JoinHandle<()>>,
     copying: Arc<Copying>,
     commits: u32,
+    commits_per_look: u32,
     /// Pages of the log at which the writer copies it by itself.
     alone_pages: u32,
 }
@@ -60,12 +77,24 @@ struct Copying {
 /// The thread that copies.
 #[derive(Debug)]
 struct Copyist {
+    /// Closed before the connection, which copies what is left if it is the last one.
+    marks: Marks,
     connection: Connection,
     /// Closed last: a process that closes a file gives up all its locks on it, those of SQLite too.
     file: Synced,
     copy_pages: u32,
     looks: Receiver<()>,
     copying: Arc<Copying>,
+}
+
+/// Places in the log at which a copy stops until it is told to go on. They are taken while the log grows, so a copy up to
+/// one of them leaves out pages that were written again behind it: all steps together copy each page once.
+#[derive(Debug)]
+struct Marks {
+    /// Each is a reading that began when the log was that long. The oldest first.
+    held: VecDeque<Connection>,
+    free: Vec<Connection>,
+    every_pages: u32,
 }
 
 /// The file, for syncing.
@@ -91,16 +120,17 @@ impl From<rusqlite::Error> for CopyError {
 }
 
 impl Log {
-    /// Takes over the log of the file at `path`, whose writer this is: it is copied back whenever it has grown to
-    /// `copy_pages`, or to as many as the disk says. A sync that fails meanwhile is reported.
+    /// Takes over the log of the file at `path`, whose writer this is: it is copied back in this rhythm, or whenever it has
+    /// as many pages as the disk says. A sync that fails meanwhile is reported.
     pub fn of(
         writer: &Connection,
         path: &Path,
         disk: Option<&Arc<dyn Disk>>,
-        copy_pages: u32,
+        rhythm: Rhythm,
         reports: Reports,
     ) -> anyhow::Result<Self> {
-        let copy_pages = disk.and_then(|disk| disk.copy_pages()).unwrap_or(copy_pages);
+        let Rhythm { step_pages, commits_per_look, .. } = rhythm;
+        let copy_pages = disk.and_then(|disk| disk.copy_pages()).unwrap_or(rhythm.copy_pages);
         let connection = sqlite::open_writer(path, disk.map(|disk| &**disk))?;
         for held in [writer, &connection] {
             sqlite::copy_log_at_close(held, false)?;
@@ -113,6 +143,7 @@ impl Log {
             reports,
         });
         let copyist = Copyist {
+            marks: Marks::of(path, disk, copy_pages, step_pages)?,
             connection,
             file: match disk {
                 Some(disk) => Synced::On(Arc::clone(disk), path.to_owned()),
@@ -125,7 +156,7 @@ impl Log {
         let thread = std::thread::Builder::new().name("copyist".into()).spawn(move || copyist.run());
         let thread = Some(thread.context("cannot start a thread")?);
         let alone_pages = copy_pages.saturating_mul(ALONE_TIMES);
-        Ok(Self { looks: Some(looks), thread, copying, commits: 0, alone_pages })
+        Ok(Self { looks: Some(looks), thread, copying, commits: 0, commits_per_look, alone_pages })
     }
 
     /// To be called by the writer between two commits.
@@ -134,7 +165,7 @@ impl Log {
             self.copying.copy(|| copy_rest(writer, 0));
         }
         self.commits = self.commits.wrapping_add(1);
-        if self.commits.is_multiple_of(COMMITS_PER_LOOK) {
+        if self.commits.is_multiple_of(self.commits_per_look) {
             self.copying.copy(|| copy_rest(writer, self.alone_pages));
             // If one is waiting already, that one is enough.
             let _ = self.looks.as_ref().map(|looks| looks.try_send(()));
@@ -184,25 +215,37 @@ impl Copying {
 
 impl Copyist {
     /// Works until the writer is gone, and then lets the log be copied with the closing of the file.
-    fn run(self) {
+    fn run(mut self) {
         stand_back();
-        for () in &self.looks {
-            if self.copying.is_nearly_copied.load(Ordering::Acquire) {
+        let (looks, copying) = (self.looks.clone(), Arc::clone(&self.copying));
+        for () in looks {
+            if copying.is_nearly_copied.load(Ordering::Acquire) {
                 // The writer has not come to its part yet.
                 continue;
             }
-            if self.copying.copy(|| self.copy_bulk()) {
-                self.copying.is_nearly_copied.store(true, Ordering::Release);
+            if copying.copy(|| self.copy_bulk()) {
+                copying.is_nearly_copied.store(true, Ordering::Release);
             }
         }
-        self.copying.copy(|| Ok(sqlite::copy_log_at_close(&self.connection, true).is_ok()));
+        copying.copy(|| Ok(sqlite::copy_log_at_close(&self.connection, true).is_ok()));
     }
 
-    fn copy_bulk(&self) -> Result<bool, CopyError> {
+    fn copy_bulk(&mut self) -> Result<bool, CopyError> {
         let LogPages { log, copied } = sqlite::log_pages(&self.connection)?;
         if log < self.copy_pages || copied == log {
+            self.marks.grew_to(log);
             return Ok(false);
         }
+        self.copy_step()?;
+        while self.marks.let_go() {
+            std::thread::sleep(STEP_REST);
+            self.copy_step()?;
+        }
+        Ok(true)
+    }
+
+    /// Copies up to the next mark.
+    fn copy_step(&self) -> Result<(), CopyError> {
         let lost = |error: std::io::Error| CopyError::Lost(error.into());
         let (copy, synced) = self.file.sync_during(|| sqlite::copy_log(&self.connection));
         // The graver one first: a copy that found no space may be made again, pages that a sync has lost may not.
@@ -210,8 +253,49 @@ impl Copyist {
         copy?;
         // SQLite syncs the file only with the log's last page, and counts the bulk as copied before: it must neither be
         // left for the writer to wait for, nor to a later sync, whose failure would say nothing of these pages.
-        self.file.sync().map_err(lost)?;
-        Ok(true)
+        self.file.sync().map_err(lost)
+    }
+}
+
+impl Marks {
+    /// As many as divide a log of this length into such steps.
+    fn of(
+        path: &Path,
+        disk: Option<&Arc<dyn Disk>>,
+        copy_pages: u32,
+        step_pages: u32,
+    ) -> anyhow::Result<Self> {
+        let count = copy_pages.checked_div(step_pages).map_or(0, |steps| steps.saturating_sub(1));
+        let reader = |_| sqlite::open_reader(path, disk.map(|disk| &**disk));
+        let free = (0..count.min(MARKS_MAX)).map(reader).collect::<anyhow::Result<_>>()?;
+        Ok(Self { held: VecDeque::new(), free, every_pages: step_pages })
+    }
+
+    /// Takes the next mark when the log is long enough for it. Without it a step is longer, and that is all.
+    fn grew_to(&mut self, log: u32) {
+        let taken = u32::try_from(self.held.len()).unwrap_or(u32::MAX);
+        if log < taken.saturating_add(1).saturating_mul(self.every_pages) {
+            return;
+        }
+        let Some(reader) = self.free.pop() else { return };
+        // The place is remembered from the first read on.
+        let begun = reader
+            .execute_batch("begin")
+            .and_then(|()| reader.pragma_query_value(None, "schema_version", |_| Ok(())));
+        match begun {
+            Ok(()) => self.held.push_back(reader),
+            Err(error) => tracing::debug!(%error, "a log is copied in fewer steps from now on"),
+        }
+    }
+
+    /// Lets a copy go on to the mark after this one, or to the end; `false` when it was there already.
+    fn let_go(&mut self) -> bool {
+        let Some(reader) = self.held.pop_front() else { return false };
+        // One that does not end is closed, which ends it for certain.
+        if reader.execute_batch("commit").is_ok() {
+            self.free.push(reader);
+        }
+        true
     }
 }
 
@@ -270,14 +354,29 @@ mod tests {
 
     use super::*;
 
+    /// Copied at this length, all at once.
+    fn at_once(copy_pages: u32) -> Rhythm {
+        Rhythm { copy_pages, step_pages: copy_pages, commits_per_look: 16 }
+    }
+
     #[test]
     fn a_log_is_copied_beside_its_writer_and_begun_anew() {
-        const PAGES: u32 = 32;
+        copied_and_begun_anew(at_once(PAGES));
+    }
+
+    #[test]
+    fn a_log_that_is_copied_in_steps_is_begun_anew_too() {
+        copied_and_begun_anew(Rhythm { step_pages: PAGES / 4, commits_per_look: 1, ..at_once(PAGES) });
+    }
+
+    const PAGES: u32 = 32;
+
+    fn copied_and_begun_anew(rhythm: Rhythm) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.db");
         let writer = sqlite::open_writer(&path, None).unwrap();
         writer.execute_batch("create table rows (bytes blob)").unwrap();
-        let mut log = Log::of(&writer, &path, None, PAGES, Reports::default()).unwrap();
+        let mut log = Log::of(&writer, &path, None, rhythm, Reports::default()).unwrap();
         // Now nobody but the copyist copies.
         log.alone_pages = u32::MAX;
         let (mut rows, mut begun_anew) = (0, 0);
@@ -298,6 +397,47 @@ mod tests {
         drop(log);
         assert!(!path.with_extension("db-wal").exists(), "the last one to close empties the log");
         assert_eq!(count(&Connection::open(&path).unwrap()), rows);
+    }
+
+    #[test]
+    fn a_long_log_is_copied_in_steps_and_each_page_once() {
+        const STEP: u32 = 64;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.db");
+        let [writer, copyist] = [(); 2].map(|()| sqlite::open_writer(&path, None).unwrap());
+        writer
+            .execute_batch("create table rows (bytes blob); create table count as select 0 as rows")
+            .unwrap();
+        sqlite::copy_log(&writer).unwrap();
+        let rows_in = |path: &Path| -> u32 {
+            let connection = Connection::open(path).unwrap();
+            connection.query_row("select rows from count", [], |row| row.get(0)).unwrap()
+        };
+        let rows_in_file = || {
+            let alone = folder.path().join("without-its-log.db");
+            std::fs::copy(&path, &alone).unwrap();
+            rows_in(&alone)
+        };
+        let mut marks = Marks::of(&path, None, 4 * STEP, STEP).unwrap();
+        let mut rows = 0;
+        while sqlite::log_pages(&writer).unwrap().log < 4 * STEP {
+            writer.execute("insert into rows values (randomblob(5000))", []).unwrap();
+            rows += writer.execute("update count set rows = rows + 1", []).unwrap();
+            marks.grew_to(sqlite::log_pages(&writer).unwrap().log);
+        }
+        let mut steps = vec![0];
+        loop {
+            assert_eq!(rows_in_file(), 0, "the page that every commit writes is left to the last step");
+            let LogPages { log, copied } = sqlite::copy_log(&copyist).unwrap();
+            let last = steps.last().copied().unwrap_or_default();
+            assert!(copied.abs_diff(last + STEP) <= STEP / 8, "{steps:?}, {copied} of {log}");
+            steps.push(copied);
+            if !marks.let_go() {
+                assert_eq!((steps.len(), copied), (5, log), "{steps:?}");
+                break;
+            }
+        }
+        assert_eq!(usize::try_from(rows_in_file()).unwrap(), rows);
     }
 
     #[test]
@@ -342,7 +482,7 @@ mod tests {
         let path = folder.path().join("a.db");
         let writer = sqlite::open_writer(&path, None).unwrap();
         writer.execute_batch("create table rows (bytes blob)").unwrap();
-        let mut log = Log::of(&writer, &path, None, PAGES, Reports::default()).unwrap();
+        let mut log = Log::of(&writer, &path, None, at_once(PAGES), Reports::default()).unwrap();
         log.looks = None;
         let mut begun_anew = 0;
         while begun_anew < 2 {

@@ -17,7 +17,7 @@ use rusqlite_migration::{M, Migrations};
 use tokio::sync::mpsc;
 
 use super::claim::{Claim, Entries};
-use super::copying::Log;
+use super::copying::{Log, Rhythm};
 use super::reply::{Answer, Reply, Round, question};
 use super::slots::{Slots, claims_after};
 use super::sqlite::{self, CommitFailure, Disk};
@@ -30,9 +30,9 @@ use crate::telemetry::metrics::{Metrics, f64_of};
 
 const MIGRATIONS: &[&str] = &[include_str!("../../migrations/journal/0001_entries.sql")];
 
-/// Pages of the log after which they are copied into the file (16 MiB of 4 KiB pages). Few of them differ, since
-/// recorded claims make room for new ones.
-const COPY_PAGES: u32 = 4_096;
+/// The log is copied into the file at 16 MiB (of 4 KiB pages), all at once: few of them differ, since recorded claims make
+/// room for new ones.
+const COPIES: Rhythm = Rhythm { copy_pages: 4_096, step_pages: 4_096, commits_per_look: 16 };
 
 /// After a commit that found no space, so many bytes must be free before the journal counts as writable again: what its log
 /// may grow to before it is copied, twice.
@@ -227,7 +227,7 @@ impl Journal {
         let last_seq = slots.last_seq();
         Misfit::refuse(path, &found, last_seq, incarnation, cursor)?;
         let reports = Reports::default();
-        let log = Log::of(&connection, path, disk, COPY_PAGES, reports.clone())?;
+        let log = Log::of(&connection, path, disk, COPIES, reports.clone())?;
         let place = Place { path: path.to_owned(), disk: disk.cloned() };
         Ok(Self { connection, place, log, slots, cursor, reports })
     }

@@ -56,7 +56,7 @@ use tokio_util::sync::CancellationToken;
 use super::{LedgerError, LedgerResult};
 use crate::crash;
 use crate::failure::{Failure, Reports};
-use crate::queue::copying::{Log, stand_back};
+use crate::queue::copying::{Log, Rhythm, stand_back};
 use crate::queue::sqlite::{CommitFailure, Disk, classify_commit, open_reader, open_writer};
 
 const MIGRATIONS: &[&str] = &[
@@ -88,9 +88,9 @@ const WRITES_WAITING_MAX: usize = 4_096;
 /// cache: a larger one costs more than it saves.
 const WRITER_CACHE_KIB: i64 = 32_768;
 
-/// Pages of the log after which they are copied into the file (64 MiB of 4 KiB pages): many orders touch the same index
-/// pages, and fewer, larger copies write each of them less often.
-const COPY_PAGES: u32 = 16_384;
+/// The log is copied into the file at 64 MiB (of 4 KiB pages): many orders touch the same index pages, and fewer, larger
+/// copies write each of them less often. A copy of all that keeps a core for a tenth of a second, so it is made in steps.
+const COPIES: Rhythm = Rhythm { copy_pages: 16_384, step_pages: 4_096, commits_per_look: 4 };
 
 /// Most settles that share one commit: enough to be quicker than they come, few enough that nobody waits long.
 const SETTLES_PER_COMMIT: usize = 64;
@@ -231,7 +231,7 @@ impl SqliteLedger {
         let (clerk, batches) = crossbeam_channel::bounded(WRITES_WAITING_MAX);
         let (reads, readers) = start_readers(path, sqlites_disk)?;
         let (watched, wanted) = (Watched::default(), Arc::<AtomicBool>::default());
-        let log = Log::of(&connection, path, disk, COPY_PAGES, watched.reports.clone())?;
+        let log = Log::of(&connection, path, disk, COPIES, watched.reports.clone())?;
         let writing = Mutex::new(Writing { connection, log, watched: watched.clone() });
         let settler = Arc::new(Writer { writing, wanted: Arc::clone(&wanted) });
         let recorder = Arc::clone(&settler);
