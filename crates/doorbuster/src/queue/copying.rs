@@ -26,13 +26,15 @@ use crate::failure::Reports;
 /// first.
 const STEP_REST: Duration = Duration::from_millis(50);
 
-/// SQLite remembers the places of four readers in a log. One is left to those who really read.
-const MARKS_MAX: u32 = 3;
+/// SQLite remembers the places of four readers in a log; others share these. So a log that is longer than four steps has a
+/// longer one at its end.
+const STEPS_MAX: u32 = 4;
 
-/// At so many times the length at which the log is copied, the writer no longer waits for help.
+/// At so many times the length at which the log is copied, the writer no longer waits for help, and copies up to the first
+/// mark that the copyist holds.
 const ALONE_TIMES: u32 = 8;
 
-/// For so long the copyist writes until the next sync: about a megabyte.
+/// For so long after a sync the copyist writes until the next one: about a megabyte.
 const SYNC_EVERY: Duration = Duration::from_millis(2);
 
 /// How far threads stand back that nobody waits for.
@@ -87,8 +89,9 @@ struct Copyist {
     copying: Arc<Copying>,
 }
 
-/// Places in the log at which a copy stops until it is told to go on. They are taken while the log grows, so a copy up to
-/// one of them leaves out pages that were written again behind it: all steps together copy each page once.
+/// Places in the log at which a copy stops until it is told to go on, and while they are held the log is not begun anew. They are
+/// taken while the log grows, so a copy up to one of them leaves out pages that were written again behind it: all steps
+/// together copy each page once, but for those that are written meanwhile.
 #[derive(Debug)]
 struct Marks {
     /// Each is a reading that began when the log was that long. The oldest first.
@@ -232,16 +235,26 @@ impl Copyist {
 
     fn copy_bulk(&mut self) -> Result<bool, CopyError> {
         let LogPages { log, copied } = sqlite::log_pages(&self.connection)?;
-        if log < self.copy_pages || copied == log {
+        if copied == log {
+            return Ok(false);
+        }
+        if log < self.copy_pages {
             self.marks.grew_to(log);
             return Ok(false);
         }
-        self.copy_step()?;
-        while self.marks.let_go() {
-            std::thread::sleep(STEP_REST);
-            self.copy_step()?;
+        // One at the end. SQLite begins a log anew that it has copied and synced, and knows nothing of a sync of ours that
+        // failed: what was lost with it must still be in the log. A mark that is not reached is held for ever.
+        if !self.marks.take() {
+            return Ok(false);
         }
-        Ok(true)
+        loop {
+            self.copy_step()?;
+            self.marks.let_go();
+            if self.marks.held.is_empty() {
+                return Ok(true);
+            }
+            std::thread::sleep(STEP_REST);
+        }
     }
 
     /// Copies up to the next mark.
@@ -258,44 +271,52 @@ impl Copyist {
 }
 
 impl Marks {
-    /// As many as divide a log of this length into such steps.
+    /// As many as divide a log of this length into such steps, that at its end included.
     fn of(
         path: &Path,
         disk: Option<&Arc<dyn Disk>>,
         copy_pages: u32,
         step_pages: u32,
     ) -> anyhow::Result<Self> {
-        let count = copy_pages.checked_div(step_pages).map_or(0, |steps| steps.saturating_sub(1));
+        let steps = copy_pages.checked_div(step_pages).unwrap_or(1).clamp(1, STEPS_MAX);
         let reader = |_| sqlite::open_reader(path, disk.map(|disk| &**disk));
-        let free = (0..count.min(MARKS_MAX)).map(reader).collect::<anyhow::Result<_>>()?;
+        let free = (0..steps).map(reader).collect::<anyhow::Result<_>>()?;
         Ok(Self { held: VecDeque::new(), free, every_pages: step_pages })
     }
 
-    /// Takes the next mark when the log is long enough for it. Without it a step is longer, and that is all.
+    /// Takes the next mark when the log is long enough for it. The last one is for its end.
     fn grew_to(&mut self, log: u32) {
-        let taken = u32::try_from(self.held.len()).unwrap_or(u32::MAX);
-        if log < taken.saturating_add(1).saturating_mul(self.every_pages) {
-            return;
+        let next = u32::try_from(self.held.len()).unwrap_or(u32::MAX).saturating_add(1);
+        if self.free.len() > 1 && log >= next.saturating_mul(self.every_pages) {
+            self.take();
         }
-        let Some(reader) = self.free.pop() else { return };
+    }
+
+    /// Takes a mark where the log ends now. Without one, `false`, nothing may be copied.
+    fn take(&mut self) -> bool {
+        let Some(reader) = self.free.pop() else { return !self.held.is_empty() };
         // The place is remembered from the first read on.
         let begun = reader
             .execute_batch("begin")
             .and_then(|()| reader.pragma_query_value(None, "schema_version", |_| Ok(())));
-        match begun {
-            Ok(()) => self.held.push_back(reader),
-            Err(error) => tracing::debug!(%error, "a log is copied in fewer steps from now on"),
+        if let Err(error) = begun {
+            tracing::warn!(%error, "a log could not be read; trying again");
+            // Fails only where nothing was begun.
+            let _ = reader.execute_batch("rollback");
+            self.free.push(reader);
+            return false;
         }
+        self.held.push_back(reader);
+        true
     }
 
-    /// Lets a copy go on to the mark after this one, or to the end; `false` when it was there already.
-    fn let_go(&mut self) -> bool {
-        let Some(reader) = self.held.pop_front() else { return false };
-        // One that does not end is closed, which ends it for certain.
-        if reader.execute_batch("commit").is_ok() {
-            self.free.push(reader);
+    /// Lets a copy go on to the mark after this one, or to the end, and the log be begun anew after the last.
+    fn let_go(&mut self) {
+        let Some(reader) = self.held.pop_front() else { return };
+        if let Err(error) = reader.execute_batch("commit") {
+            tracing::warn!(%error, "a log was not let go of");
         }
-        true
+        self.free.push(reader);
     }
 }
 
@@ -318,12 +339,12 @@ impl Synced {
     }
 }
 
-/// Calls `sync` every [`SYNC_EVERY`] until `copy` has ended, or until a sync fails.
+/// Calls `sync` again and again, [`SYNC_EVERY`] after it has ended, until `copy` has ended or a sync fails.
 fn sync_during<T>(
     sync: impl Fn() -> std::io::Result<()> + Send,
     copy: impl FnOnce() -> T,
 ) -> (T, std::io::Result<()>) {
-    let (copying, is_over) = crossbeam_channel::bounded::<()>(0);
+    let (under_way, is_over) = crossbeam_channel::bounded::<()>(0);
     std::thread::scope(|scope| {
         let sync_until_over = move || {
             while is_over.recv_timeout(SYNC_EVERY) == Err(RecvTimeoutError::Timeout) {
@@ -334,7 +355,7 @@ fn sync_during<T>(
         let syncing =
             std::thread::Builder::new().name("copyist-sync".into()).spawn_scoped(scope, sync_until_over);
         let copied = copy();
-        drop(copying);
+        drop(under_way);
         // Without a thread there is only the last sync, and others wait longer for theirs.
         let synced = syncing.map_or(Ok(()), |thread| {
             thread.join().unwrap_or_else(|_| Err(std::io::Error::other("the thread that syncs died")))
@@ -425,19 +446,63 @@ mod tests {
             rows += writer.execute("update count set rows = rows + 1", []).unwrap();
             marks.grew_to(sqlite::log_pages(&writer).unwrap().log);
         }
+        assert!(marks.take());
         let mut steps = vec![0];
-        loop {
+        while !marks.held.is_empty() {
             assert_eq!(rows_in_file(), 0, "the page that every commit writes is left to the last step");
             let LogPages { log, copied } = sqlite::copy_log(&copyist).unwrap();
             let last = steps.last().copied().unwrap_or_default();
             assert!(copied.abs_diff(last + STEP) <= STEP / 8, "{steps:?}, {copied} of {log}");
             steps.push(copied);
-            if !marks.let_go() {
-                assert_eq!((steps.len(), copied), (5, log), "{steps:?}");
-                break;
-            }
+            marks.let_go();
         }
+        assert_eq!(steps.len(), 5, "{steps:?}");
+        assert_eq!(steps.last(), Some(&sqlite::log_pages(&writer).unwrap().log));
         assert_eq!(usize::try_from(rows_in_file()).unwrap(), rows);
+    }
+
+    /// The system's, but that what others have written never reaches it.
+    #[derive(Debug)]
+    struct Forgetful;
+
+    impl Disk for Forgetful {
+        fn vfs(&self) -> &str {
+            "unix"
+        }
+
+        fn sync(&self, _: &Path) -> std::io::Result<()> {
+            Err(std::io::Error::other("as the test wants"))
+        }
+
+        fn copy_pages(&self) -> Option<u32> {
+            None
+        }
+
+        fn free_bytes(&self) -> u64 {
+            u64::MAX
+        }
+    }
+
+    #[test]
+    fn a_log_whose_copy_was_not_synced_is_not_begun_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.db");
+        let writer = sqlite::open_writer(&path, None).unwrap();
+        writer.execute_batch("create table rows (bytes blob)").unwrap();
+        let disk: Arc<dyn Disk> = Arc::new(Forgetful);
+        let rhythm = Rhythm { commits_per_look: 1, ..at_once(PAGES) };
+        let mut log = Log::of(&writer, &path, Some(&disk), rhythm, Reports::default()).unwrap();
+        let pages = || sqlite::log_pages(&writer).unwrap();
+        let mut commit = || {
+            writer.execute("insert into rows values (randomblob(5000))", []).unwrap();
+            pages().log
+        };
+        while commit() < PAGES {}
+        log.after_commit(&writer);
+        wait_until(|| log.copying.is_trusted.try_lock().is_some_and(|is_trusted| !*is_trusted));
+        let LogPages { log: before, copied } = pages();
+        assert_eq!(copied, before, "SQLite takes it for copied");
+        assert!(commit() > before, "and would have begun it anew");
     }
 
     #[test]

@@ -39,8 +39,8 @@ const COPIES: Rhythm = Rhythm { copy_pages: 4_096, step_pages: 4_096, commits_pe
 const SPACE_BYTES_MIN: u64 = 32 << 20;
 
 /// Under load a commit begins so long after the one before, or at once when that one took longer: a commit that carries
-/// many claims costs each of them less. Never later, because whoever gathered during a slow commit would be joined by those
-/// whom it answered, and with everybody in one commit there is nobody left to serve while the disk works.
+/// many claims costs each of them less. To rest after a slow one, too, would be to wait for those whom it answered: they
+/// would join those who gathered meanwhile, and with everybody in one commit nobody is left to serve while the disk works.
 const COMMIT_EVERY_UNDER_LOAD: Duration = Duration::from_micros(800);
 
 /// Claims that the ledger may be behind before the journal rests longer. Cores are short then, and whoever gets an
