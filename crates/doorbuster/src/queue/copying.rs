@@ -493,7 +493,7 @@ mod tests {
         let rhythm = Rhythm { commits_per_look: 1, ..at_once(PAGES) };
         let mut log = Log::of(&writer, &path, Some(&disk), rhythm, Reports::default()).unwrap();
         let pages = || sqlite::log_pages(&writer).unwrap();
-        let mut commit = || {
+        let commit = || {
             writer.execute("insert into rows values (randomblob(5000))", []).unwrap();
             pages().log
         };
