@@ -1,10 +1,11 @@
 //! Copies the log of an SQLite file back into the file beside its writer: whoever waits for a commit does not wait for
 //! that.
 //!
-//! First the bulk is copied and synced here, step by step, while the writer goes on. Then the writer copies the few pages
-//! that came meanwhile, between two commits, and its next commit begins the log anew. When a sync of the file fails,
-//! nobody knows which pages are on the disk: nothing is copied any more, not even when the file is closed, and the process
-//! ends. The log still holds everything then, and the next start copies all of it. Knows nothing of what the pages hold.
+//! First the bulk is copied and synced here, step by step, while the writer goes on; readers that stand still in the log,
+//! the halts, divide it. Then the writer copies the few pages that came meanwhile, between two commits, and its next commit
+//! begins the log anew. When a sync of the file fails, nobody knows which pages are on the disk: nothing is copied any
+//! more, not even when the file is closed, and the process ends. The log still holds everything then, and the next start
+//! copies all of it. Knows nothing of what the pages hold.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -31,7 +32,7 @@ const STEP_REST: Duration = Duration::from_millis(50);
 const STEPS_MAX: u32 = 4;
 
 /// At so many times the length at which the log is copied, the writer no longer waits for help, and copies up to the first
-/// mark that the copyist holds.
+/// halt that the copyist holds.
 const ALONE_TIMES: u32 = 8;
 
 /// For so long after a sync the copyist writes until the next one: about a megabyte.
@@ -80,24 +81,22 @@ struct Copying {
 #[derive(Debug)]
 struct Copyist {
     /// Closed before the connection, which copies what is left if it is the last one.
-    marks: Marks,
+    halts: Halts,
     connection: Connection,
     /// Closed last: a process that closes a file gives up all its locks on it, those of SQLite too.
     file: Synced,
     copy_pages: u32,
-    looks: Receiver<()>,
-    copying: Arc<Copying>,
 }
 
-/// Places in the log at which a copy stops until it is told to go on, and while they are held the log is not begun anew. They are
-/// taken while the log grows, so a copy up to one of them leaves out pages that were written again behind it: all steps
-/// together copy each page once, but for those that are written meanwhile.
+/// Places in the log at which a copy stops until it is told to go on; while one is held the log is not begun anew. They
+/// are taken while the log grows, so a copy up to one of them leaves out pages that were written again behind it: all
+/// steps together copy each page once, but for those that are written meanwhile.
 #[derive(Debug)]
-struct Marks {
+struct Halts {
     /// Each is a reading that began when the log was that long. The oldest first.
     held: VecDeque<Connection>,
     free: Vec<Connection>,
-    every_pages: u32,
+    step_pages: u32,
 }
 
 /// The file, for syncing.
@@ -146,17 +145,17 @@ impl Log {
             reports,
         });
         let copyist = Copyist {
-            marks: Marks::of(path, disk, copy_pages, step_pages)?,
+            halts: Halts::of(path, disk, copy_pages, step_pages)?,
             connection,
             file: match disk {
                 Some(disk) => Synced::On(Arc::clone(disk), path.to_owned()),
                 None => Synced::File(File::open(path)?),
             },
             copy_pages,
-            looks: to_look,
-            copying: Arc::clone(&copying),
         };
-        let thread = std::thread::Builder::new().name("copyist".into()).spawn(move || copyist.run());
+        let shared = Arc::clone(&copying);
+        let run = move || copyist.run(&to_look, &shared);
+        let thread = std::thread::Builder::new().name("copyist".into()).spawn(run);
         let thread = Some(thread.context("cannot start a thread")?);
         let alone_pages = copy_pages.saturating_mul(ALONE_TIMES);
         Ok(Self { looks: Some(looks), thread, copying, commits: 0, commits_per_look, alone_pages })
@@ -218,9 +217,8 @@ impl Copying {
 
 impl Copyist {
     /// Works until the writer is gone, and then lets the log be copied with the closing of the file.
-    fn run(mut self) {
+    fn run(mut self, looks: &Receiver<()>, copying: &Copying) {
         stand_back();
-        let (looks, copying) = (self.looks.clone(), Arc::clone(&self.copying));
         for () in looks {
             if copying.is_nearly_copied.load(Ordering::Acquire) {
                 // The writer has not come to its part yet.
@@ -239,25 +237,25 @@ impl Copyist {
             return Ok(false);
         }
         if log < self.copy_pages {
-            self.marks.grew_to(log);
+            self.halts.grew_to(log);
             return Ok(false);
         }
         // One at the end. SQLite begins a log anew that it has copied and synced, and knows nothing of a sync of ours that
-        // failed: what was lost with it must still be in the log. A mark that is not reached is held for ever.
-        if !self.marks.take() {
+        // failed: what was lost with it must still be in the log. A halt that is not reached is held for ever.
+        if !self.halts.take() {
             return Ok(false);
         }
         loop {
             self.copy_step()?;
-            self.marks.let_go();
-            if self.marks.held.is_empty() {
+            self.halts.let_go();
+            if self.halts.held.is_empty() {
                 return Ok(true);
             }
             std::thread::sleep(STEP_REST);
         }
     }
 
-    /// Copies up to the next mark.
+    /// Copies up to the next halt.
     fn copy_step(&self) -> Result<(), CopyError> {
         let lost = |error: std::io::Error| CopyError::Lost(error.into());
         let (copy, synced) = self.file.sync_during(|| sqlite::copy_log(&self.connection));
@@ -270,7 +268,7 @@ impl Copyist {
     }
 }
 
-impl Marks {
+impl Halts {
     /// As many as divide a log of this length into such steps, that at its end included.
     fn of(
         path: &Path,
@@ -281,19 +279,20 @@ impl Marks {
         let steps = copy_pages.checked_div(step_pages).unwrap_or(1).clamp(1, STEPS_MAX);
         let reader = |_| sqlite::open_reader(path, disk.map(|disk| &**disk));
         let free = (0..steps).map(reader).collect::<anyhow::Result<_>>()?;
-        Ok(Self { held: VecDeque::new(), free, every_pages: step_pages })
+        Ok(Self { held: VecDeque::new(), free, step_pages })
     }
 
-    /// Takes the next mark when the log is long enough for it. The last one is for its end.
+    /// Takes the next halt when the log is long enough for it. The last one is for its end.
     fn grew_to(&mut self, log: u32) {
         let next = u32::try_from(self.held.len()).unwrap_or(u32::MAX).saturating_add(1);
-        if self.free.len() > 1 && log >= next.saturating_mul(self.every_pages) {
+        if self.free.len() > 1 && log >= next.saturating_mul(self.step_pages) {
             self.take();
         }
     }
 
-    /// Takes a mark where the log ends now. Without one, `false`, nothing may be copied.
+    /// Takes a halt where the log ends now. Without one, `false`, nothing may be copied.
     fn take(&mut self) -> bool {
+        // After a copy that failed all of them may be held still.
         let Some(reader) = self.free.pop() else { return !self.held.is_empty() };
         // The place is remembered from the first read on.
         let begun = reader
@@ -310,7 +309,7 @@ impl Marks {
         true
     }
 
-    /// Lets a copy go on to the mark after this one, or to the end, and the log be begun anew after the last.
+    /// Lets a copy go on to the halt after this one, or to the end, and the log be begun anew after the last.
     fn let_go(&mut self) {
         let Some(reader) = self.held.pop_front() else { return };
         if let Err(error) = reader.execute_batch("commit") {
@@ -430,31 +429,28 @@ mod tests {
             .execute_batch("create table rows (bytes blob); create table count as select 0 as rows")
             .unwrap();
         sqlite::copy_log(&writer).unwrap();
-        let rows_in = |path: &Path| -> u32 {
-            let connection = Connection::open(path).unwrap();
-            connection.query_row("select rows from count", [], |row| row.get(0)).unwrap()
-        };
-        let rows_in_file = || {
+        let rows_in_file = || -> u32 {
             let alone = folder.path().join("without-its-log.db");
             std::fs::copy(&path, &alone).unwrap();
-            rows_in(&alone)
+            let alone = Connection::open(&alone).unwrap();
+            alone.query_row("select rows from count", [], |row| row.get(0)).unwrap()
         };
-        let mut marks = Marks::of(&path, None, 4 * STEP, STEP).unwrap();
+        let mut halts = Halts::of(&path, None, 4 * STEP, STEP).unwrap();
         let mut rows = 0;
         while sqlite::log_pages(&writer).unwrap().log < 4 * STEP {
             writer.execute("insert into rows values (randomblob(5000))", []).unwrap();
             rows += writer.execute("update count set rows = rows + 1", []).unwrap();
-            marks.grew_to(sqlite::log_pages(&writer).unwrap().log);
+            halts.grew_to(sqlite::log_pages(&writer).unwrap().log);
         }
-        assert!(marks.take());
+        assert!(halts.take());
         let mut steps = vec![0];
-        while !marks.held.is_empty() {
+        while !halts.held.is_empty() {
             assert_eq!(rows_in_file(), 0, "the page that every commit writes is left to the last step");
             let LogPages { log, copied } = sqlite::copy_log(&copyist).unwrap();
             let last = steps.last().copied().unwrap_or_default();
             assert!(copied.abs_diff(last + STEP) <= STEP / 8, "{steps:?}, {copied} of {log}");
             steps.push(copied);
-            marks.let_go();
+            halts.let_go();
         }
         assert_eq!(steps.len(), 5, "{steps:?}");
         assert_eq!(steps.last(), Some(&sqlite::log_pages(&writer).unwrap().log));
