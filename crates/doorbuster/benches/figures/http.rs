@@ -615,8 +615,14 @@ pub fn profile(plan: &Plan, what: Profiled, rate: Option<f64>) -> anyhow::Result
         let at = |quantile| blasted.accepted_us.value_at_quantile(quantile) as f64 / 1_000.0;
         println!("accepted after p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms", at(0.5), at(0.99), at(1.0));
     }
-    for (name, us) in after {
-        println!("{name:<16} {:>6.2} us", (us - before.get(&name).unwrap_or(&0.0)) / answered);
+    // A thread that ended meanwhile is not among them.
+    let mut spent_us = BTreeMap::<String, f64>::new();
+    for (thread, (name, us)) in after {
+        let us_before = before.get(&thread).map_or(0.0, |(_, us)| *us);
+        *spent_us.entry(name).or_default() += us - us_before;
+    }
+    for (name, us) in spent_us {
+        println!("{name:<16} {:>6.2} us", us / answered);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -136,15 +136,15 @@ fn cpu_of_one(id: u32) -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
-/// CPU of a process by the names of its threads, in microseconds, without ticks: of threads that live.
-pub fn thread_cpu_us(id: u32) -> BTreeMap<String, f64> {
-    let mut by_name = BTreeMap::new();
+/// CPU of each living thread of a process, with its name, in microseconds, without ticks.
+pub fn thread_cpu_us(id: u32) -> BTreeMap<PathBuf, (String, f64)> {
+    let mut threads = BTreeMap::new();
     for task in std::fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten() {
         let read = |file: &str| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
         let ns: f64 = read("schedstat").split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0.0);
-        *by_name.entry(read("comm").trim().to_owned()).or_default() += ns / 1_000.0;
+        threads.insert(task.path(), (read("comm").trim().to_owned(), ns / 1_000.0));
     }
-    by_name
+    threads
 }
 
 /// Resident memory of one process.

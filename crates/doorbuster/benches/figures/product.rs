@@ -177,7 +177,7 @@ impl Product {
 
     /// The same without the kernel's ticks, of threads that live.
     pub fn fine_cpu_us(&self) -> f64 {
-        processes::thread_cpu_us(self.process.id()).values().sum()
+        processes::thread_cpu_us(self.process.id()).values().map(|(_, us)| us).sum()
     }
 
     pub fn command(&self) -> String {

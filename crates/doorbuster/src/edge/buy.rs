@@ -226,7 +226,12 @@ fn read(app: &App, offer: &str, bytes: &[u8], patience: Duration) -> Result<Begu
     let offer = offer.parse::<OfferId>().map_err(|_| Unreadable::Offer)?;
     let card = snapshot.offers.get(&offer).ok_or(Unreadable::Offer)?;
     let mut buffer = PassBuffer::default();
-    match app.pass_keys.read(&body.pass, &mut buffer) {
+    let unchecked = buffer.decode(&body.pass).map_err(|_| Unreadable::Pass)?;
+    // The memory of limit, gate and queue comes while the signature is checked.
+    let Pass { buyer, order, .. } = *unchecked.says();
+    app.buyer_rate.fetch(buyer);
+    app.gate.fetch(&card.gate, buyer, order);
+    match app.pass_keys.check(unchecked) {
         Ok(pass) if pass.offer == card.offer.id => Ok(judge(app, card, &pass, body.quantity, patience)),
         Ok(_) | Err(_) => Err(Unreadable::Pass),
     }

@@ -17,6 +17,7 @@ use governor::nanos::Nanos;
 use governor::state::{InMemoryState, NotKeyed, StateStore};
 use governor::{Quota, RateLimiter};
 use ipnet::IpNet;
+use prefetch_index::prefetch_index;
 use siphasher::sip::SipHasher13;
 
 /// One rate for many keys (buyers or addresses), in memory that never grows.
@@ -32,7 +33,8 @@ struct On<C: Clock> {
     /// Keyed at random: nobody can choose a name that lands beside a victim's.
     hasher: SipHasher13,
     overflowed: Arc<AtomicU64>,
-    bytes: usize,
+    /// The limiter's.
+    buckets: Arc<[Bucket]>,
 }
 
 /// The answer to one who asks too often.
@@ -57,9 +59,19 @@ impl<C: Clock> Buckets<C> {
         let quota = Quota::per_second(per_s).allow_burst(NonZeroU32::new(burst).unwrap_or(per_s));
         let overflowed = Arc::new(AtomicU64::new(0));
         let ways = Ways::new(keys, Arc::clone(&overflowed));
-        let bytes = size_of_val(&*ways.buckets);
+        let buckets = Arc::clone(&ways.buckets);
         let hasher = SipHasher13::new_with_keys(rand::random(), rand::random());
-        Self(Some(On { limiter: RateLimiter::new(quota, ways, clock), hasher, overflowed, bytes }))
+        Self(Some(On { limiter: RateLimiter::new(quota, ways, clock), hasher, overflowed, buckets }))
+    }
+
+    /// Has the memory fetched that [`Self::check`] will look at, and does not wait for it.
+    #[inline]
+    pub fn fetch(&self, key: impl Hash) {
+        if let Some(on) = &self.0 {
+            let mut hasher = on.hasher;
+            key.hash(&mut hasher);
+            fetch(&on.buckets, hasher.finish());
+        }
     }
 
     /// Counts one request of `key`, or says when the next one will be welcome. A refusal costs the key nothing.
@@ -82,7 +94,7 @@ impl<C: Clock> Buckets<C> {
 
     /// The memory taken at construction. There is no other.
     pub fn bytes(&self) -> usize {
-        self.0.as_ref().map_or(0, |on| on.bytes)
+        self.0.as_ref().map_or(0, |on| size_of_val(&*on.buckets))
     }
 }
 
@@ -104,7 +116,7 @@ const WAYS_PER_BUCKET: usize = 8;
 
 /// A set-associative table of GCRA states: a key lives in one of the eight ways of its bucket or nowhere.
 struct Ways {
-    buckets: Box<[Bucket]>,
+    buckets: Arc<[Bucket]>,
     overflowed: Arc<AtomicU64>,
 }
 
@@ -125,18 +137,13 @@ impl Ways {
         Self { buckets: std::iter::repeat_with(Bucket::default).take(buckets).collect(), overflowed }
     }
 
-    fn bucket(&self, hash: u64) -> Option<&Bucket> {
-        let buckets = u128::try_from(self.buckets.len()).ok()?;
-        self.buckets.get(usize::try_from((u128::from(hash) * buckets) >> 64).ok()?)
-    }
-
     /// The way that `hash` owns, or takes over from an owner who is idle.
     ///
     /// The idle way is chosen *before* looking for an own one again. All threads choose in the same order, so if
     /// another thread took a way for this key in between, it was this very way, and our exchange fails; looking
     /// first and choosing later would give one key two ways, and so two bursts.
     fn way(&self, hash: u64, is_idle: impl Fn(Option<Nanos>) -> bool) -> Option<&Way> {
-        let Bucket(ways) = self.bucket(hash)?;
+        let Bucket(ways) = bucket(&self.buckets, hash)?;
         let tag = hash.max(1);
         let own = || ways.iter().find(|way| way.tag.load(Ordering::Acquire) == tag);
         if let Some(own) = own() {
@@ -155,6 +162,21 @@ impl Ways {
             }
         }
         None
+    }
+}
+
+#[inline]
+fn bucket(buckets: &[Bucket], hash: u64) -> Option<&Bucket> {
+    let count = u128::try_from(buckets.len()).ok()?;
+    buckets.get(usize::try_from((u128::from(hash) * count) >> 64).ok()?)
+}
+
+/// Has a bucket's two cache lines fetched.
+#[inline]
+fn fetch(buckets: &[Bucket], hash: u64) {
+    if let Some(Bucket(ways)) = bucket(buckets, hash) {
+        prefetch_index(ways, 0);
+        prefetch_index(ways, WAYS_PER_BUCKET / 2);
     }
 }
 

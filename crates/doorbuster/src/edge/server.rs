@@ -30,6 +30,7 @@ use super::router::{self, Routers};
 use super::shortcut::{Served, Shortcut};
 use super::watch::{Doing, Watch, WatchedBody};
 use crate::app::App;
+use crate::queue::JournalHandle;
 use crate::queue::reply::Postman;
 use crate::telemetry::metrics::{Answered, RequestClass, Shed, StatusClass};
 
@@ -117,7 +118,7 @@ pub fn start(
         let tasks = TaskTracker::new();
         let (hallway, arrivals) = Hallway::new(tasks.clone());
         let shared = Arc::clone(&shared);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = runtime_known_to(&app.gate.journal)?;
         let run = move || runtime.block_on(serve(shared, arrivals, tasks));
         threads.push(std::thread::Builder::new().name(format!("edge-{number}")).spawn(run)?);
         workers.push(hallway);
@@ -128,6 +129,18 @@ pub fn start(
         accept::spawn(&shared, operator, Audience::Operators, workers);
     }
     Ok(EdgeHandle { shared, threads })
+}
+
+/// The runtime of one thread. The journal hears when the thread has nothing to do, and when it has again.
+fn runtime_known_to(journal: &JournalHandle) -> std::io::Result<tokio::runtime::Runtime> {
+    let (begins, ends) = (journal.clone(), journal.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .on_thread_park(move || ends.work_ends())
+        .on_thread_unpark(move || begins.work_begins())
+        .build()?;
+    journal.work_begins();
+    Ok(runtime)
 }
 
 fn open_files_limit() -> usize {

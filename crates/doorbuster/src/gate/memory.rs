@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::Hasher as _;
 use std::sync::Arc;
 
+use prefetch_index::prefetch_index;
 use rules::admission::{CLAIM_SEQ, Door, Known, Verdict, admit, lets_go, readmit};
 use rules::id::{OfferId, OrderId};
 use rules::sale::{SaleState, Window};
@@ -318,6 +319,26 @@ impl MemoryGate {
     #[must_use]
     pub fn offer(&self, offer: OfferId) -> Option<Arc<OfferGate>> {
         self.offers.lock().get(&offer).map(Arc::clone)
+    }
+
+    /// Has the memory fetched that a try of this buyer will need, and does not wait for it.
+    #[inline]
+    pub fn fetch(&self, offer: &OfferGate, buyer: &str) {
+        self.fetch_key(self.key(offer, buyer));
+    }
+
+    /// The same for the end of a grant.
+    #[inline]
+    pub fn fetch_grant(&self, grant: &Grant) {
+        self.fetch_key(grant.key);
+    }
+
+    #[inline]
+    fn fetch_key(&self, key: Key) {
+        if let Some(shard) = self.shard(key) {
+            prefetch_index(std::slice::from_ref(&shard.locked), 0);
+            shard.table.fetch(key);
+        }
     }
 
     /// Tries to take the units for the buyer: one atomic step.

@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use rules::admission::Verdict;
 use rules::buyer::BuyerId;
+use rules::id::OrderId;
 use rules::time::UnixMs;
 use tokio::sync::oneshot;
 
@@ -68,6 +69,14 @@ pub enum Begun {
 }
 
 impl Gate {
+    /// Has the memory fetched that a try of this buyer will need, and does not wait for it: it is nearly always cold,
+    /// and what is left to do before the try takes about as long.
+    #[inline]
+    pub fn fetch(&self, offer: &OfferGate, buyer: &str, order: OrderId) {
+        self.memory.fetch(offer, buyer);
+        self.unrecorded.fetch(order);
+    }
+
     /// Tries to take the units for the buyer, without waiting for anything. From a grant on, it is committed or rolled
     /// back whatever becomes of the caller.
     pub fn begin(&self, offer: &Arc<OfferGate>, attempt: &Try<'_>, now: UnixMs) -> Begun {

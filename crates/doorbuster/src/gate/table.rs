@@ -6,6 +6,8 @@
 //!
 //! Slots are 40 bytes: at a million claims the table is most of what the process holds.
 
+use prefetch_index::prefetch_index;
+
 use super::sync::{AtomicU64, AtomicUsize, Ordering, Swap};
 
 /// The key of a buyer at an offer: a 128-bit keyed hash, compared in full.
@@ -135,13 +137,18 @@ impl Slots {
         Self { length: u64::try_from(capacity).unwrap_or(u64::MAX), slots }
     }
 
+    /// Where a key belongs.
+    #[inline]
+    fn start(&self, key: Key) -> usize {
+        // The high word spreads keys over a table of any length; the shard was chosen by the low word.
+        let start = (u128::from(key.high) * u128::from(self.length)) >> 64;
+        usize::try_from(start).unwrap_or(0).min(self.slots.len())
+    }
+
     /// The slots a key may stand in, nearest first.
     #[inline]
     fn probe(&self, key: Key) -> impl Iterator<Item = &Slot> {
-        // The high word spreads keys over a table of any length; the shard was chosen by the low word.
-        let start = (u128::from(key.high) * u128::from(self.length)) >> 64;
-        let start = usize::try_from(start).unwrap_or(0).min(self.slots.len());
-        let (before, after) = self.slots.split_at(start);
+        let (before, after) = self.slots.split_at(self.start(key));
         after.iter().chain(before)
     }
 
@@ -181,6 +188,17 @@ pub struct Table {
 impl Table {
     pub fn new() -> Self {
         Self { slots: Swap::new(Slots::with_capacity(SLOTS_MIN)), used: AtomicUsize::new(0) }
+    }
+
+    /// Has the memory fetched that a look at this key will need, and does not wait for it.
+    #[inline]
+    pub fn fetch(&self, key: Key) {
+        self.slots.read(|slots| {
+            let start = slots.start(key);
+            prefetch_index(&slots.slots, start);
+            // A slot is no whole number of cache lines, and often the next one is asked, too.
+            prefetch_index(&slots.slots, start + 1);
+        });
     }
 
     /// Whether this key has a slot. Takes no lock: a refusal for want of stock waits for nobody.

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -41,7 +41,11 @@ const SPACE_BYTES_MIN: u64 = 32 << 20;
 /// Under load a commit begins so long after the one before, or at once when that one took longer: a commit that carries
 /// many claims costs each of them less. To rest after a slow one, too, would be to wait for those whom it answered: they
 /// would join those who gathered meanwhile, and with everybody in one commit nobody is left to serve while the disk works.
-const COMMIT_EVERY_UNDER_LOAD: Duration = Duration::from_micros(800);
+const COMMIT_EVERY_UNDER_LOAD: Duration = Duration::from_micros(1_200);
+
+/// It begins as soon as this when nobody who serves buyers has anything to do: then a core is free, and whoever waits for
+/// the commit waits for nothing else.
+const COMMIT_EVERY_MIN: Duration = Duration::from_micros(150);
 
 /// Claims that the ledger may be behind before the journal rests longer. Cores are short then, and whoever gets an
 /// answer comes back with more: longer steps leave the ledger its share, long before the queue is full and says so.
@@ -59,6 +63,10 @@ const LOAD_CLAIMS: usize = 4;
 /// After so many answers of a commit the edge is woken, and once more when all are given: to wake up takes it as long as
 /// us to give dozens.
 const EARLY_ANSWERS: usize = 8;
+
+/// Grants whose memory at the gate is on its way while the ones before them are committed there: edge threads wrote it
+/// last, on other cores.
+const FETCHED_AHEAD: usize = 8;
 
 /// A claim that is durable in the journal, on its way to the clerk.
 #[derive(Debug)]
@@ -167,6 +175,10 @@ pub struct JournalHandle {
 struct Inbox {
     gathering: Mutex<Gathering>,
     bell: Condvar,
+    /// Threads that serve buyers and have something to do.
+    at_work: AtomicUsize,
+    /// The writer rests, and begins sooner when none of them has.
+    writer_rests: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -195,6 +207,20 @@ impl Inbox {
         }
         let wants_probe = std::mem::take(&mut gathering.wants_probe);
         !batch.is_empty() || (wants_probe && !gathering.stopped)
+    }
+
+    /// Waits for so long, or until nobody who serves buyers has anything to do and something has gathered. To be woken
+    /// for another reason does no harm: the next commit is a smaller one.
+    fn rest(&self, most: Duration) {
+        let mut gathering = self.gathering.lock();
+        // Said before the others are counted, as they count themselves before they look whether it was said: one of
+        // the two notices the other.
+        self.writer_rests.store(true, Ordering::SeqCst);
+        let is_quiet = self.at_work.load(Ordering::SeqCst) == 0 && !gathering.waiting.is_empty();
+        if !is_quiet && !gathering.stopped {
+            self.bell.wait_for(&mut gathering, most);
+        }
+        self.writer_rests.store(false, Ordering::SeqCst);
     }
 }
 
@@ -294,6 +320,22 @@ impl JournalHandle {
         Ok(reply)
     }
 
+    /// A thread that serves buyers has something to do.
+    pub fn work_begins(&self) {
+        self.inbox.at_work.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It has nothing to do any more. If nobody has, what has gathered need not wait for more.
+    pub fn work_ends(&self) {
+        let inbox = &self.inbox;
+        if inbox.at_work.fetch_sub(1, Ordering::SeqCst) == 1
+            && inbox.writer_rests.load(Ordering::SeqCst)
+            && !inbox.gathering.lock().waiting.is_empty()
+        {
+            inbox.bell.notify_one();
+        }
+    }
+
     /// Whether the journal can be written: no commit has found the disk full, or there is plenty of space again. If not,
     /// asking has it tried again, so that who asks now and then hears of new space also while nobody buys.
     #[must_use]
@@ -377,7 +419,13 @@ impl Writer {
             }
             self.log.after_commit(&self.connection);
             if load {
-                std::thread::sleep(rest_after(began.elapsed(), self.claims_behind()));
+                let Rest { at_least, beyond } = Rest::after(began.elapsed(), self.claims_behind());
+                if !at_least.is_zero() {
+                    std::thread::sleep(at_least);
+                }
+                if !beyond.is_zero() {
+                    inbox.rest(beyond);
+                }
             }
         }
     }
@@ -492,17 +540,24 @@ impl Writer {
     fn hand_over(&self, batch: &mut Vec<Waiting>, first_seq: u64) {
         crash::point("journal.committed");
         let mut round = Round::default();
-        let mut journaled = Vec::with_capacity(batch.len());
-        for (seq, Waiting { grant, claim, answer }) in (first_seq..).zip(batch.drain(..)) {
-            self.parts.gate.commit(&grant);
-            journaled.push(Journaled { seq, claim, permit: grant.permit });
-            round.say(&answer, Outcome::Committed);
+        let fetch = |waiting: &Waiting| self.parts.gate.fetch_grant(&waiting.grant);
+        batch.iter().take(FETCHED_AHEAD).for_each(fetch);
+        for (number, waiting) in batch.iter().enumerate() {
+            batch.get(number + FETCHED_AHEAD).into_iter().for_each(fetch);
+            self.parts.gate.commit(&waiting.grant);
+            round.say(&waiting.answer, Outcome::Committed);
             crash::point("journal.telling");
-            if journaled.len() == EARLY_ANSWERS {
+            if number + 1 == EARLY_ANSWERS {
                 round.ring();
             }
         }
         round.ring();
+        let journaled = (first_seq..).zip(batch.drain(..)).map(|(seq, Waiting { grant, claim, .. })| Journaled {
+            seq,
+            claim,
+            permit: grant.permit,
+        });
+        let journaled: Vec<Journaled> = journaled.collect();
         if self.parts.clerk.try_send(journaled).is_err() {
             // Shutting down: the claims are on disk and will be read at the next start.
             tracing::debug!(first_seq, "the clerk has gone home; the claims wait in the journal");
@@ -529,11 +584,24 @@ impl Writer {
     }
 }
 
-/// How long to rest after a commit that took so long, with the ledger so many claims behind.
-fn rest_after(took: Duration, claims_behind: u64) -> Duration {
-    let beyond = u32::try_from(claims_behind.saturating_sub(BEHIND_CLAIMS)).unwrap_or(u32::MAX);
-    let rest = COMMIT_EVERY_UNDER_LOAD.saturating_sub(took);
-    rest.saturating_add(REST_PER_CLAIM_BEHIND.saturating_mul(beyond)).min(REST_MAX)
+/// How long the writer rests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rest {
+    /// Whatever others do.
+    at_least: Duration,
+    /// After that, while anybody who serves buyers has something to do.
+    beyond: Duration,
+}
+
+impl Rest {
+    /// After a commit that took so long, with the ledger so many claims behind.
+    fn after(took: Duration, claims_behind: u64) -> Self {
+        let behind = u32::try_from(claims_behind.saturating_sub(BEHIND_CLAIMS)).unwrap_or(u32::MAX);
+        let longer = REST_PER_CLAIM_BEHIND.saturating_mul(behind);
+        let until = |every: Duration| every.saturating_sub(took).saturating_add(longer).min(REST_MAX);
+        let at_least = until(COMMIT_EVERY_MIN);
+        Self { at_least, beyond: until(COMMIT_EVERY_UNDER_LOAD).saturating_sub(at_least) }
+    }
 }
 
 fn signed(seq: u64) -> i64 {
@@ -542,28 +610,109 @@ fn signed(seq: u64) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use rules::buyer::BuyerId;
+    use rules::id::{OfferId, OrderId};
+    use rules::sale::{SaleState, Window};
+    use rules::time::UnixMs;
+
     use super::*;
+    use crate::gate::{Decision, Seed, Try};
+
+    fn at_most(rest: Rest) -> Duration {
+        rest.at_least + rest.beyond
+    }
 
     #[test]
     fn the_longer_a_commit_took_the_sooner_the_next_one_begins() {
-        let (quick, slow) = (Duration::from_micros(300), Duration::from_millis(20));
-        assert_eq!(rest_after(quick, 0), COMMIT_EVERY_UNDER_LOAD - quick);
-        assert_eq!(rest_after(COMMIT_EVERY_UNDER_LOAD, 0), Duration::ZERO);
-        assert_eq!(rest_after(slow, 0), Duration::ZERO);
+        let quick = Duration::from_micros(100);
+        let rest = Rest::after(quick, 0);
+        assert_eq!(rest.at_least, COMMIT_EVERY_MIN - quick);
+        assert_eq!(at_most(rest), COMMIT_EVERY_UNDER_LOAD - quick);
+        let slower = Rest::after(COMMIT_EVERY_MIN, 0);
+        assert_eq!(slower.at_least, Duration::ZERO);
+        assert_eq!(at_most(slower), COMMIT_EVERY_UNDER_LOAD - COMMIT_EVERY_MIN);
+        for took in [COMMIT_EVERY_UNDER_LOAD, Duration::from_millis(20)] {
+            assert_eq!(at_most(Rest::after(took, 0)), Duration::ZERO);
+        }
     }
 
     #[test]
     fn the_further_the_ledger_is_behind_the_longer_the_journal_rests_up_to_a_limit() {
-        let took = Duration::from_micros(300);
-        let rest = rest_after(took, 0);
-        assert_eq!(rest_after(took, BEHIND_CLAIMS), rest);
-        assert_eq!(rest_after(took, BEHIND_CLAIMS + 10_000), rest + Duration::from_millis(1));
-        let slow = Duration::from_millis(20);
-        assert_eq!(
-            rest_after(slow, BEHIND_CLAIMS + 10_000),
-            Duration::from_millis(1),
-            "however slow the disk"
-        );
-        assert_eq!(rest_after(took, u64::MAX), REST_MAX);
+        let took = Duration::from_micros(100);
+        let rest = Rest::after(took, 0);
+        assert_eq!(Rest::after(took, BEHIND_CLAIMS), rest);
+        let behind = Rest::after(took, BEHIND_CLAIMS + 10_000);
+        assert_eq!(behind.at_least, rest.at_least + Duration::from_millis(1), "whether or not anybody works");
+        assert_eq!(at_most(behind), at_most(rest) + Duration::from_millis(1));
+        let slow = Rest::after(Duration::from_millis(20), BEHIND_CLAIMS + 10_000);
+        assert_eq!(at_most(slow), Duration::from_millis(1), "however slow the disk");
+        assert_eq!(at_most(Rest::after(took, u64::MAX)), REST_MAX);
+    }
+
+    /// Longer than any test takes.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A way into a journal without a writer, in which one claim has gathered.
+    fn gathered() -> JournalHandle {
+        let handle =
+            JournalHandle { inbox: Arc::default(), recorded: Arc::default(), is_writable: Arc::default() };
+        let gate = MemoryGate::new(4, (1, 2));
+        let window = Window { opens_at: UnixMs(0), closes_at: UnixMs(10) };
+        let seed =
+            Seed { offer: OfferId(1), state: SaleState::Published, window, free: 1, change_no: 0 };
+        let offer = gate.seed(&seed).unwrap();
+        let attempt = Try { buyer: "ann", order: OrderId(1), quantity: 1, pass_expires_at: UnixMs(10) };
+        let Decision::Granted(grant) = gate.claim(&offer, &attempt, UnixMs(5)) else { panic!("not granted") };
+        let claim = Arc::new(Claim {
+            order: OrderId(1),
+            offer: OfferId(1),
+            buyer: BuyerId::parse("ann").unwrap(),
+            quantity: 1,
+            claimed_at: UnixMs(5),
+            pass_expires_at: UnixMs(10),
+            revives: None,
+        });
+        drop(handle.append(grant, claim).unwrap());
+        handle
+    }
+
+    fn rest_beside(handle: &JournalHandle) -> std::thread::JoinHandle<()> {
+        let inbox = Arc::clone(&handle.inbox);
+        let resting = std::thread::spawn(move || inbox.rest(LONG));
+        while !handle.inbox.writer_rests.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        resting
+    }
+
+    #[test]
+    fn where_nobody_has_anything_to_do_what_has_gathered_does_not_wait() {
+        gathered().inbox.rest(LONG);
+    }
+
+    #[test]
+    fn the_last_one_who_goes_to_sleep_ends_the_rest() {
+        let handle = gathered();
+        handle.work_begins();
+        handle.work_begins();
+        let resting = rest_beside(&handle);
+        handle.work_ends();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!resting.is_finished(), "one is still at work");
+        handle.work_ends();
+        resting.join().unwrap();
+    }
+
+    #[test]
+    fn where_nothing_has_gathered_the_rest_is_as_long_as_it_was_meant() {
+        let handle = gathered();
+        handle.inbox.gathering.lock().waiting.clear();
+        handle.work_begins();
+        let resting = rest_beside(&handle);
+        handle.work_ends();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!resting.is_finished());
+        handle.stop();
+        resting.join().unwrap();
     }
 }
