@@ -1,7 +1,7 @@
 //! Passes (动态 Token): the signed, short-lived right of one buyer to try one offer.
 //!
 //! A pass carries the id of the order it may become, so a retry with the same pass is the same request. It is
-//! checked from its own bytes alone: refusing a forged one costs one HMAC and no look-up.
+//! checked from its own bytes alone: refusing a forged one costs one HMAC and waits for nothing.
 
 use aws_lc_rs::{constant_time, digest, hmac};
 use base64::Engine as _;
@@ -71,11 +71,17 @@ pub struct Unchecked<'a> {
 }
 
 impl<'a> Unchecked<'a> {
-    /// Good for getting ready, and for nothing that anybody could notice.
     #[must_use]
-    pub const fn says(&self) -> &Pass<'a> {
-        &self.says
+    pub const fn hint(&self) -> Hint<'a> {
+        Hint { buyer: self.says.buyer, order: self.says.order }
     }
+}
+
+/// Whom a pass is about, if it is one: good for getting ready, and for nothing that anybody could notice.
+#[derive(Clone, Copy, Debug)]
+pub struct Hint<'a> {
+    pub buyer: &'a str,
+    pub order: OrderId,
 }
 
 /// The live keys: new passes are signed with the current one; the previous one is still honoured, so that secrets
@@ -150,7 +156,9 @@ impl PassKeys {
     /// Checks the signature of what was decoded.
     pub fn check<'a>(&self, unchecked: Unchecked<'a>) -> Result<Pass<'a>, PassInvalid> {
         let Unchecked { says, signed, tag } = unchecked;
-        let (Some(&version), Some(&key_id)) = (signed.first(), signed.get(1)) else { return Err(PassInvalid) };
+        let (Some(&version), Some(&key_id)) = (signed.first(), signed.get(1)) else {
+            return Err(PassInvalid);
+        };
         let keys = [Some(&self.current), self.previous.as_ref()];
         let candidates = keys.into_iter().flatten().filter(|key| version == VERSION && key.id == key_id);
         for key in candidates {

@@ -228,9 +228,9 @@ fn read(app: &App, offer: &str, bytes: &[u8], patience: Duration) -> Result<Begu
     let mut buffer = PassBuffer::default();
     let unchecked = buffer.decode(&body.pass).map_err(|_| Unreadable::Pass)?;
     // The memory of limit, gate and queue comes while the signature is checked.
-    let Pass { buyer, order, .. } = *unchecked.says();
-    app.buyer_rate.fetch(buyer);
-    app.gate.fetch(&card.gate, buyer, order);
+    let hint = unchecked.hint();
+    app.buyer_rate.fetch(hint.buyer);
+    app.gate.fetch(&card.gate, hint.buyer, hint.order);
     match app.pass_keys.check(unchecked) {
         Ok(pass) if pass.offer == card.offer.id => Ok(judge(app, card, &pass, body.quantity, patience)),
         Ok(_) | Err(_) => Err(Unreadable::Pass),

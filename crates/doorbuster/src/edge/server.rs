@@ -119,7 +119,11 @@ pub fn start(
         let (hallway, arrivals) = Hallway::new(tasks.clone());
         let shared = Arc::clone(&shared);
         let runtime = runtime_known_to(&app.gate.journal)?;
-        let run = move || runtime.block_on(serve(shared, arrivals, tasks));
+        let serving = app.gate.journal.join();
+        let run = move || {
+            runtime.block_on(serve(shared, arrivals, tasks));
+            drop(serving);
+        };
         threads.push(std::thread::Builder::new().name(format!("edge-{number}")).spawn(run)?);
         workers.push(hallway);
     }
@@ -134,13 +138,11 @@ pub fn start(
 /// The runtime of one thread. The journal hears when the thread has nothing to do, and when it has again.
 fn runtime_known_to(journal: &JournalHandle) -> std::io::Result<tokio::runtime::Runtime> {
     let (begins, ends) = (journal.clone(), journal.clone());
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .on_thread_park(move || ends.work_ends())
         .on_thread_unpark(move || begins.work_begins())
-        .build()?;
-    journal.work_begins();
-    Ok(runtime)
+        .build()
 }
 
 fn open_files_limit() -> usize {

@@ -176,7 +176,7 @@ enum Found<'a> {
     Used(&'a Slot),
 }
 
-/// The table of one shard. [`Table::contains`] may be called by anyone at any time. Everything else belongs to whoever
+/// The table of one shard. [`Table::contains`] and [`Table::fetch`] may be called by anyone at any time. Everything else belongs to whoever
 /// holds the shard's lock: two writers at once would be safe, but not exact.
 #[derive(Debug)]
 pub struct Table {
@@ -190,7 +190,7 @@ impl Table {
         Self { slots: Swap::new(Slots::with_capacity(SLOTS_MIN)), used: AtomicUsize::new(0) }
     }
 
-    /// Has the memory fetched that a look at this key will need, and does not wait for it.
+    /// Has the slot fetched that a look at this key will need, and does not wait for it.
     #[inline]
     pub fn fetch(&self, key: Key) {
         self.slots.read(|slots| {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use parking_lot::{Condvar, Mutex};
@@ -43,9 +43,9 @@ const SPACE_BYTES_MIN: u64 = 32 << 20;
 /// would join those who gathered meanwhile, and with everybody in one commit nobody is left to serve while the disk works.
 const COMMIT_EVERY_UNDER_LOAD: Duration = Duration::from_micros(1_200);
 
-/// It begins as soon as this when nobody who serves buyers has anything to do: then a core is free, and whoever waits for
-/// the commit waits for nothing else.
-const COMMIT_EVERY_MIN: Duration = Duration::from_micros(150);
+/// It begins as soon as this when fewer than half of the threads that serve buyers have anything to do: then there are
+/// cores to spare, and a larger commit is not worth the wait. Not sooner, since also the disk has other things to do.
+const COMMIT_EVERY_MIN: Duration = Duration::from_micros(300);
 
 /// Claims that the ledger may be behind before the journal rests longer. Cores are short then, and whoever gets an
 /// answer comes back with more: longer steps leave the ledger its share, long before the queue is full and says so.
@@ -146,6 +146,17 @@ impl Place {
     }
 }
 
+/// A thread that serves buyers. Dropped when it ends, at work.
+#[derive(Debug)]
+pub struct Serving(JournalHandle);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.inbox.bustle.threads.fetch_sub(1, Ordering::SeqCst);
+        self.0.work_ends();
+    }
+}
+
 /// What the journal's thread needs besides its file.
 #[derive(Debug)]
 pub struct JournalParts {
@@ -175,10 +186,27 @@ pub struct JournalHandle {
 struct Inbox {
     gathering: Mutex<Gathering>,
     bell: Condvar,
-    /// Threads that serve buyers and have something to do.
+    bustle: Bustle,
+}
+
+/// How much those have to do who serve buyers. Apart from the rest of the inbox: it changes whenever one of them falls
+/// asleep or wakes up.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Bustle {
+    /// Threads that serve buyers.
+    threads: AtomicUsize,
+    /// Those of them that have something to do.
     at_work: AtomicUsize,
-    /// The writer rests, and begins sooner when none of them has.
+    /// The writer rests, and would begin if it were quiet.
     writer_rests: AtomicBool,
+}
+
+impl Bustle {
+    fn is_quiet(&self) -> bool {
+        let at_work = self.at_work.load(Ordering::SeqCst);
+        at_work == 0 || at_work.saturating_mul(2) < self.threads.load(Ordering::SeqCst)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -209,18 +237,17 @@ impl Inbox {
         !batch.is_empty() || (wants_probe && !gathering.stopped)
     }
 
-    /// Waits for so long, or until nobody who serves buyers has anything to do and something has gathered. To be woken
-    /// for another reason does no harm: the next commit is a smaller one.
-    fn rest(&self, most: Duration) {
+    /// Waits until then, or until it is quiet among those who serve buyers and something has gathered.
+    fn rest(&self, until: Instant) {
         let mut gathering = self.gathering.lock();
-        // Said before the others are counted, as they count themselves before they look whether it was said: one of
-        // the two notices the other.
-        self.writer_rests.store(true, Ordering::SeqCst);
-        let is_quiet = self.at_work.load(Ordering::SeqCst) == 0 && !gathering.waiting.is_empty();
-        if !is_quiet && !gathering.stopped {
-            self.bell.wait_for(&mut gathering, most);
-        }
-        self.writer_rests.store(false, Ordering::SeqCst);
+        // Said before they are counted, as they count themselves before they look whether it was said: one of the two
+        // notices the other.
+        self.bustle.writer_rests.store(true, Ordering::SeqCst);
+        while !(gathering.stopped || gathering.wants_probe)
+            && (gathering.waiting.is_empty() || !self.bustle.is_quiet())
+            && !self.bell.wait_until(&mut gathering, until).timed_out()
+        {}
+        self.bustle.writer_rests.store(false, Ordering::SeqCst);
     }
 }
 
@@ -320,19 +347,28 @@ impl JournalHandle {
         Ok(reply)
     }
 
-    /// A thread that serves buyers has something to do.
-    pub fn work_begins(&self) {
-        self.inbox.at_work.fetch_add(1, Ordering::SeqCst);
+    /// A thread begins to serve buyers, with something to do, and goes on for as long as the answer lives.
+    #[must_use]
+    pub fn join(&self) -> Serving {
+        self.inbox.bustle.threads.fetch_add(1, Ordering::SeqCst);
+        self.work_begins();
+        Serving(self.clone())
     }
 
-    /// It has nothing to do any more. If nobody has, what has gathered need not wait for more.
+    /// A thread that serves buyers has something to do again.
+    pub fn work_begins(&self) {
+        self.inbox.bustle.at_work.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It has nothing to do any more. Where it becomes quiet by that, what has gathered need not wait for more.
     pub fn work_ends(&self) {
-        let inbox = &self.inbox;
-        if inbox.at_work.fetch_sub(1, Ordering::SeqCst) == 1
-            && inbox.writer_rests.load(Ordering::SeqCst)
-            && !inbox.gathering.lock().waiting.is_empty()
+        let Inbox { bustle, gathering, bell } = &*self.inbox;
+        bustle.at_work.fetch_sub(1, Ordering::SeqCst);
+        if bustle.writer_rests.load(Ordering::SeqCst)
+            && bustle.is_quiet()
+            && !gathering.lock().waiting.is_empty()
         {
-            inbox.bell.notify_one();
+            bell.notify_one();
         }
     }
 
@@ -424,7 +460,7 @@ impl Writer {
                     std::thread::sleep(at_least);
                 }
                 if !beyond.is_zero() {
-                    inbox.rest(beyond);
+                    inbox.rest(self.parts.clock.instant() + beyond);
                 }
             }
         }
@@ -552,11 +588,9 @@ impl Writer {
             }
         }
         round.ring();
-        let journaled = (first_seq..).zip(batch.drain(..)).map(|(seq, Waiting { grant, claim, .. })| Journaled {
-            seq,
-            claim,
-            permit: grant.permit,
-        });
+        let journaled = (first_seq..)
+            .zip(batch.drain(..))
+            .map(|(seq, Waiting { grant, claim, .. })| Journaled { seq, claim, permit: grant.permit });
         let journaled: Vec<Journaled> = journaled.collect();
         if self.parts.clerk.try_send(journaled).is_err() {
             // Shutting down: the claims are on disk and will be read at the next start.
@@ -589,7 +623,7 @@ impl Writer {
 struct Rest {
     /// Whatever others do.
     at_least: Duration,
-    /// After that, while anybody who serves buyers has something to do.
+    /// After that, unless it is quiet.
     beyond: Duration,
 }
 
@@ -658,8 +692,7 @@ mod tests {
             JournalHandle { inbox: Arc::default(), recorded: Arc::default(), is_writable: Arc::default() };
         let gate = MemoryGate::new(4, (1, 2));
         let window = Window { opens_at: UnixMs(0), closes_at: UnixMs(10) };
-        let seed =
-            Seed { offer: OfferId(1), state: SaleState::Published, window, free: 1, change_no: 0 };
+        let seed = Seed { offer: OfferId(1), state: SaleState::Published, window, free: 1, change_no: 0 };
         let offer = gate.seed(&seed).unwrap();
         let attempt = Try { buyer: "ann", order: OrderId(1), quantity: 1, pass_expires_at: UnixMs(10) };
         let Decision::Granted(grant) = gate.claim(&offer, &attempt, UnixMs(5)) else { panic!("not granted") };
@@ -676,30 +709,51 @@ mod tests {
         handle
     }
 
-    fn rest_beside(handle: &JournalHandle) -> std::thread::JoinHandle<()> {
+    fn in_a_minute() -> Instant {
+        Clock::system().instant() + LONG
+    }
+
+    fn rest_beside(handle: &JournalHandle) -> JoinHandle<()> {
         let inbox = Arc::clone(&handle.inbox);
-        let resting = std::thread::spawn(move || inbox.rest(LONG));
-        while !handle.inbox.writer_rests.load(Ordering::SeqCst) {
+        let resting = std::thread::spawn(move || inbox.rest(in_a_minute()));
+        while !handle.inbox.bustle.writer_rests.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
         resting
     }
 
-    #[test]
-    fn where_nobody_has_anything_to_do_what_has_gathered_does_not_wait() {
-        gathered().inbox.rest(LONG);
+    fn still_rests(resting: &JoinHandle<()>) -> bool {
+        std::thread::sleep(Duration::from_millis(50));
+        !resting.is_finished()
     }
 
     #[test]
-    fn the_last_one_who_goes_to_sleep_ends_the_rest() {
+    fn where_nobody_has_anything_to_do_what_has_gathered_does_not_wait() {
+        gathered().inbox.rest(in_a_minute());
+    }
+
+    #[test]
+    fn the_rest_ends_when_fewer_than_half_of_those_who_serve_have_something_to_do() {
+        for (threads, too_many) in [(1, 1), (2, 1), (3, 2), (8, 4)] {
+            let handle = gathered();
+            let serving: Vec<_> = (0..threads).map(|_| handle.join()).collect();
+            let resting = rest_beside(&handle);
+            (too_many..threads).for_each(|_| handle.work_ends());
+            assert!(still_rests(&resting), "{too_many} of {threads} are at work");
+            handle.work_ends();
+            resting.join().unwrap();
+            (too_many - 1..threads).for_each(|_| handle.work_begins());
+            drop(serving);
+            assert_eq!(handle.inbox.bustle.at_work.load(Ordering::SeqCst), 0);
+        }
+    }
+
+    #[test]
+    fn a_thread_that_ends_is_not_waited_for() {
         let handle = gathered();
-        handle.work_begins();
-        handle.work_begins();
+        let serving = handle.join();
         let resting = rest_beside(&handle);
-        handle.work_ends();
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(!resting.is_finished(), "one is still at work");
-        handle.work_ends();
+        drop(serving);
         resting.join().unwrap();
     }
 
@@ -707,12 +761,12 @@ mod tests {
     fn where_nothing_has_gathered_the_rest_is_as_long_as_it_was_meant() {
         let handle = gathered();
         handle.inbox.gathering.lock().waiting.clear();
-        handle.work_begins();
+        let _serving = handle.join();
         let resting = rest_beside(&handle);
         handle.work_ends();
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(!resting.is_finished());
+        assert!(still_rests(&resting));
         handle.stop();
         resting.join().unwrap();
+        handle.work_begins();
     }
 }
