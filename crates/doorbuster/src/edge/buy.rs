@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use super::answer::{self, Body, Extra, Prepared};
 use super::body::{self, ReadError};
 use super::extract::{is_misfit, missing_field};
-use super::limits::{Class, IpKey, Permit};
+use super::limits::{Class, IpKey, Permit, Spot};
 use super::router;
 use crate::app::App;
 use crate::catalogue::OfferCard;
@@ -207,7 +207,9 @@ fn pass_first(
     match app.pass_keys.read(&pass, &mut buffer) {
         Ok(pass) if pass.offer != card.offer.id => Err(Unreadable::Pass),
         // No quantity is looked at any more.
-        Ok(pass) if pass.expires_at < app.clock.now() => Ok(judge(app, card, &pass, 0, patience)),
+        Ok(pass) if pass.expires_at < app.clock.now() => {
+            Ok(judge(app, card, &pass, Keys::of(app, card, pass.buyer), 0, patience))
+        }
         Ok(_) => Err(Unreadable::Rest(error)),
         Err(_) => Err(Unreadable::Pass),
     }
@@ -229,10 +231,11 @@ fn read(app: &App, offer: &str, bytes: &[u8], patience: Duration) -> Result<Begu
     let unchecked = buffer.decode(&body.pass).map_err(|_| Unreadable::Pass)?;
     // The memory of limit, gate and queue comes while the signature is checked.
     let hint = unchecked.hint();
-    app.buyer_rate.fetch(hint.buyer);
-    app.gate.fetch(&card.gate, hint.buyer, hint.order);
+    let keys = Keys::of(app, card, hint.buyer);
+    app.buyer_rate.fetch(keys.rate);
+    app.gate.fetch(keys.gate, hint.order);
     match app.pass_keys.check(unchecked) {
-        Ok(pass) if pass.offer == card.offer.id => Ok(judge(app, card, &pass, body.quantity, patience)),
+        Ok(pass) if pass.offer == card.offer.id => Ok(judge(app, card, &pass, keys, body.quantity, patience)),
         Ok(_) | Err(_) => Err(Unreadable::Pass),
     }
 }
@@ -245,7 +248,28 @@ fn read_object<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, serde_json:
     serde_json::from_slice(bytes)
 }
 
-fn judge(app: &App, card: &OfferCard, pass: &Pass<'_>, quantity: u32, patience: Duration) -> Begun {
+/// What limit and gate know a buyer by: a name is hashed once for each.
+#[derive(Clone, Copy)]
+struct Keys {
+    rate: Spot,
+    gate: gate::Key,
+}
+
+impl Keys {
+    #[inline]
+    fn of(app: &App, card: &OfferCard, buyer: &str) -> Self {
+        Self { rate: app.buyer_rate.spot(buyer), gate: app.gate.memory.key(&card.gate, buyer) }
+    }
+}
+
+fn judge(
+    app: &App,
+    card: &OfferCard,
+    pass: &Pass<'_>,
+    keys: Keys,
+    quantity: u32,
+    patience: Duration,
+) -> Begun {
     let funnel = &card.sale.funnel;
     funnel.inc(Step::Try);
     let now = app.clock.now();
@@ -255,7 +279,7 @@ fn judge(app: &App, card: &OfferCard, pass: &Pass<'_>, quantity: u32, patience: 
         app.metrics.tries.inc(Tried::InvalidRequest);
         return Begun::Answer(bad_quantity(card.offer.max_per_order).into());
     }
-    if let Err(too_fast) = app.buyer_rate.check(pass.buyer) {
+    if let Err(too_fast) = app.buyer_rate.check_at(keys.rate) {
         app.metrics.tries.inc(Tried::TooFast);
         funnel.inc(Step::TooFast);
         let extra = Extra { retry_after_ms: Some(too_fast.retry_after_ms), ..Extra::default() };
@@ -269,7 +293,7 @@ fn judge(app: &App, card: &OfferCard, pass: &Pass<'_>, quantity: u32, patience: 
         return later(Why::Expired);
     }
     let attempt = Try { buyer: pass.buyer, order: pass.order, quantity, pass_expires_at: pass.expires_at };
-    match app.gate.begin(&card.gate, &attempt, now) {
+    match app.gate.begin(keys.gate, &card.gate, &attempt, now) {
         gate::Begun::Committing { claim, reply } => {
             let json = card.queued_json(claim.order, claim.quantity, claim.claimed_at);
             Begun::Committing { reply, claim, json, patience }

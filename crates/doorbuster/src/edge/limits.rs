@@ -37,6 +37,10 @@ struct On<C: Clock> {
     buckets: Arc<[Bucket]>,
 }
 
+/// Where a key is counted: its hash.
+#[derive(Clone, Copy, Debug)]
+pub struct Spot(u64);
+
 /// The answer to one who asks too often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooFast {
@@ -64,23 +68,34 @@ impl<C: Clock> Buckets<C> {
         Self(Some(On { limiter: RateLimiter::new(quota, ways, clock), hasher, overflowed, buckets }))
     }
 
-    /// Has the memory fetched that [`Self::check`] will look at, and does not wait for it.
+    /// Where `key` is counted.
     #[inline]
-    pub fn fetch(&self, key: impl Hash) {
+    pub fn spot(&self, key: impl Hash) -> Spot {
+        let Some(on) = &self.0 else { return Spot(0) };
+        let mut hasher = on.hasher;
+        key.hash(&mut hasher);
+        Spot(hasher.finish())
+    }
+
+    /// Has the memory fetched that [`Self::check_at`] will look at, and does not wait for it.
+    #[inline]
+    pub fn fetch(&self, spot: Spot) {
         if let Some(on) = &self.0 {
-            let mut hasher = on.hasher;
-            key.hash(&mut hasher);
-            fetch(&on.buckets, hasher.finish());
+            fetch(&on.buckets, spot.0);
         }
     }
 
     /// Counts one request of `key`, or says when the next one will be welcome. A refusal costs the key nothing.
     #[inline]
     pub fn check(&self, key: impl Hash) -> Result<(), TooFast> {
+        self.check_at(self.spot(key))
+    }
+
+    /// The same for the key of this spot.
+    #[inline]
+    pub fn check_at(&self, spot: Spot) -> Result<(), TooFast> {
         let Some(on) = &self.0 else { return Ok(()) };
-        let mut hasher = on.hasher;
-        key.hash(&mut hasher);
-        on.limiter.check_key(&hasher.finish()).map_err(|not_until| {
+        on.limiter.check_key(&spot.0).map_err(|not_until| {
             let wait = not_until.wait_time_from(on.limiter.clock().now());
             TooFast { retry_after_ms: ceil_ms(wait).max(1) }
         })

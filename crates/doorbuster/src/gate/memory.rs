@@ -321,24 +321,19 @@ impl MemoryGate {
         self.offers.lock().get(&offer).map(Arc::clone)
     }
 
-    /// Has the memory fetched that a try of this buyer will need, and does not wait for it.
+    /// Has the memory fetched that a try of the buyer with this key will need, and does not wait for it.
     #[inline]
-    pub fn fetch(&self, offer: &OfferGate, buyer: &str) {
-        self.fetch_key(self.key(offer, buyer));
+    pub fn fetch(&self, key: Key) {
+        if let Some(shard) = self.shard(key) {
+            prefetch_index(std::slice::from_ref(&shard.locked), 0);
+            shard.table.fetch(key);
+        }
     }
 
     /// The same for the end of a grant.
     #[inline]
     pub fn fetch_grant(&self, grant: &Grant) {
-        self.fetch_key(grant.key);
-    }
-
-    #[inline]
-    fn fetch_key(&self, key: Key) {
-        if let Some(shard) = self.shard(key) {
-            prefetch_index(std::slice::from_ref(&shard.locked), 0);
-            shard.table.fetch(key);
-        }
+        self.fetch(grant.key);
     }
 
     /// Tries to take the units for the buyer: one atomic step.
@@ -346,7 +341,11 @@ impl MemoryGate {
     /// Never blocks on anything but the buyer's shard, and on that only when the buyer is known here or may be
     /// granted. A repeat with the same order takes nothing.
     pub fn claim(&self, offer: &Arc<OfferGate>, attempt: &Try<'_>, now: UnixMs) -> Decision {
-        let key = self.key(offer, attempt.buyer);
+        self.claim_by(self.key(offer, attempt.buyer), offer, attempt, now)
+    }
+
+    /// The same, by the key of the offer's buyer.
+    pub fn claim_by(&self, key: Key, offer: &Arc<OfferGate>, attempt: &Try<'_>, now: UnixMs) -> Decision {
         let Some(shard) = self.shard(key) else { return Decision::Answer(Verdict::Busy) };
         let door = offer.door(now);
         // Units first, then the table: if this buyer's own grant took the last units, its slot is visible by now,
@@ -548,8 +547,10 @@ impl MemoryGate {
         self.shards.iter().map(|shard| shard.table.bytes()).sum()
     }
 
+    /// What the gate knows a buyer of this offer by.
     #[inline]
-    fn key(&self, offer: &OfferGate, buyer: &str) -> Key {
+    #[must_use]
+    pub fn key(&self, offer: &OfferGate, buyer: &str) -> Key {
         let mut hasher = SipHasher13::new_with_keys(self.hash_keys.0, self.hash_keys.1);
         hasher.write(&offer.offer.to_bytes());
         hasher.write(buyer.as_bytes());

@@ -34,6 +34,7 @@ pub use memory::{
 };
 pub use room::{Permit, Room};
 pub use roster::Roster;
+pub use table::Key;
 
 /// How often one request may find a pending grant of its own buyer before it is told to come back.
 const PENDING_ROUNDS_MAX: u32 = 8;
@@ -69,18 +70,18 @@ pub enum Begun {
 }
 
 impl Gate {
-    /// Has the memory fetched that a try of this buyer will need, and does not wait for it: it is nearly always cold,
-    /// and what is left to do before the try takes about as long.
+    /// Has the memory fetched that a try of the buyer with this key will need, and does not wait for it: it is nearly
+    /// always cold, and what is left to do before the try takes about as long.
     #[inline]
-    pub fn fetch(&self, offer: &OfferGate, buyer: &str, order: OrderId) {
-        self.memory.fetch(offer, buyer);
+    pub fn fetch(&self, key: Key, order: OrderId) {
+        self.memory.fetch(key);
         self.unrecorded.fetch(order);
     }
 
-    /// Tries to take the units for the buyer, without waiting for anything. From a grant on, it is committed or rolled
-    /// back whatever becomes of the caller.
-    pub fn begin(&self, offer: &Arc<OfferGate>, attempt: &Try<'_>, now: UnixMs) -> Begun {
-        match self.memory.claim(offer, attempt, now) {
+    /// Tries to take the units for the buyer with this key, without waiting for anything. From a grant on, it is
+    /// committed or rolled back whatever becomes of the caller.
+    pub fn begin(&self, key: Key, offer: &Arc<OfferGate>, attempt: &Try<'_>, now: UnixMs) -> Begun {
+        match self.memory.claim_by(key, offer, attempt, now) {
             Decision::Answer(verdict) => Begun::Answer(verdict),
             Decision::Granted(grant) => self.hand_over_try(grant, attempt, now),
             Decision::Wait(pending) => Begun::Pending(pending),
@@ -92,8 +93,9 @@ impl Gate {
     /// A repeat with the same order id returns the first answer and takes nothing. When the caller goes away in the
     /// middle, the grant is committed or rolled back all the same.
     pub async fn claim(&self, offer: &Arc<OfferGate>, attempt: &Try<'_>, now: UnixMs) -> Claimed {
+        let key = self.memory.key(offer, attempt.buyer);
         for _ in 0..PENDING_ROUNDS_MAX {
-            if let Some(claimed) = self.begin(offer, attempt, now).outcome().await {
+            if let Some(claimed) = self.begin(key, offer, attempt, now).outcome().await {
                 return claimed;
             }
         }

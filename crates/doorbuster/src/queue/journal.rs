@@ -243,10 +243,14 @@ impl Inbox {
         // Said before they are counted, as they count themselves before they look whether it was said: one of the two
         // notices the other.
         self.bustle.writer_rests.store(true, Ordering::SeqCst);
-        while !(gathering.stopped || gathering.wants_probe)
-            && (gathering.waiting.is_empty() || !self.bustle.is_quiet())
-            && !self.bell.wait_until(&mut gathering, until).timed_out()
-        {}
+        while gathering.waiting.is_empty() || !self.bustle.is_quiet() {
+            if gathering.stopped || gathering.wants_probe {
+                break;
+            }
+            if self.bell.wait_until(&mut gathering, until).timed_out() {
+                break;
+            }
+        }
         self.bustle.writer_rests.store(false, Ordering::SeqCst);
     }
 }
