@@ -7,7 +7,7 @@ use crate::report::median;
 
 /// What one commit of the journal writes under load.
 const COMMIT_BYTES: usize = 16 * 1_024;
-/// How long the journal rests between two commits under load.
+/// About how long the journal rests between two commits under load: less when cores are free, more when they are not.
 const REST: Duration = Duration::from_micros(500);
 /// The file is overwritten from here on, as a log is.
 const FILE_BYTES: usize = 8 * 1_024 * 1_024;

@@ -176,8 +176,8 @@ enum Found<'a> {
     Used(&'a Slot),
 }
 
-/// The table of one shard. [`Table::contains`] and [`Table::fetch`] may be called by anyone at any time. Everything else belongs to whoever
-/// holds the shard's lock: two writers at once would be safe, but not exact.
+/// The table of one shard. [`Table::contains`] and [`Table::fetch`] may be called by anyone at any time. Everything else
+/// belongs to whoever holds the shard's lock: two writers at once would be safe, but not exact.
 #[derive(Debug)]
 pub struct Table {
     slots: Swap<Slots>,
