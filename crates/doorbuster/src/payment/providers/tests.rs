@@ -390,8 +390,8 @@ proptest! {
 
     #[test]
     fn one_notifications_signature_fits_no_other(a in good(), b in good()) {
-        prop_assume!(a.body != b.body);
-        prop_assert!(a.provider == "alipay" || a.verify_with(&headers(&a.headers), b.body.as_bytes()).is_err());
+        let may_fit = a.body == b.body || a.provider == "alipay";
+        prop_assert!(may_fit || a.verify_with(&headers(&a.headers), b.body.as_bytes()).is_err());
     }
 
     #[test]
