@@ -132,8 +132,8 @@ const METHOD: &str = "\
   the journal's rhythm, stands beside ours; so does that of a bare server, since a host that lends a processor to others
   for 15 ms is in everybody's p99, too.
 - **Passes** are fetched by distinct buyers, each with a signed token of its own, on the connections of the closed loop.
-- **Overload**: the server lives under a fifth of a core in periods of 10 ms. Each buyer comes on a connection of their
-  own, waits at most a second (less where so many cannot be open at once), and leaves. The peak is what the best served
+- **Overload**: the server is started under a fifth of a core in periods of 10 ms, as in a container, and so has one
+  thread for its edge. Each buyer comes on a connection of their own, waits at most a second (less where so many cannot be open at once), and leaves. The peak is what the best served
   of 128, 256 and 512 buyers at a time get, or more if more is served when more come, whatever the server does. Then
   ten times as many come as the peak serves. Goodput is answers of 202 and 409 per second. With less than 95 % of the
   arrivals achieved there is no figure.

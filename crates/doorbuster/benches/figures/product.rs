@@ -54,7 +54,8 @@ impl Product {
     }
 
     fn start_as(folder: &Path, quota: Option<&Quota>, settings: &[&str]) -> anyhow::Result<Self> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_doorbuster"));
+        let program = env!("CARGO_BIN_EXE_doorbuster");
+        let mut command = quota.map_or_else(|| Command::new(program), |quota| quota.command(program));
         command
             .args(["serve", "--set", "listen=127.0.0.1:0"])
             .arg("--data-dir")
@@ -72,9 +73,6 @@ impl Product {
         BufReader::new(process.child().stdout.take().context("no output")?).read_line(&mut line)?;
         let address =
             line.trim().strip_prefix("listening on http://").context("the server did not start")?.parse()?;
-        if let Some(quota) = quota {
-            quota.admit(process.id()).context("the server cannot be put under its quota")?;
-        }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // Kept connections go stale unseen: nobody drives them while the load runs.
         let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build()?;

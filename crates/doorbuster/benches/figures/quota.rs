@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
@@ -31,10 +32,14 @@ impl Quota {
         bail!("no control group with a CPU quota can be made here ({})", reasons.join("; "))
     }
 
-    /// The process and its threads live in the group from now on.
-    pub fn admit(&self, id: u32) -> anyhow::Result<()> {
-        fs::write(self.folder.join("cgroup.procs"), id.to_string())?;
-        Ok(())
+    /// The program, to be started in the group: so it sees from its first moment on what it may use, as in a container.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", r#"echo $$ > "$0" && exec "$@""#])
+            .arg(self.folder.join("cgroup.procs"))
+            .arg(program);
+        command
     }
 
     /// How often and how long the group had to wait for its next period.

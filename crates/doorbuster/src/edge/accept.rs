@@ -1,7 +1,7 @@
 //! The door: takes connections from the kernel as fast as the edge's threads look at them, and no faster.
 //!
 //! Whoever does not fit waits in the kernel's queue. A crowd that comes in one moment may wait there until it is served;
-//! when more and more come, the queue is kept as short as what we take out of it in a moment. Beyond it the kernel drops
+//! when more and more come, the queue is kept as short as it can be without being empty often. Beyond it the kernel drops
 //! an attempt to connect, which costs us nothing, and the client's kernel tries again a second later. So under any rush
 //! we serve people who are still there. Knows nothing of what a connection is for.
 
@@ -33,6 +33,14 @@ const TAKEN_PER_TURN_MAX: usize = 16;
 /// How long a connection should wait in the kernel's queue at most, in milliseconds, when a rush lasts.
 const QUEUE_MAX_MS: u64 = 50;
 
+/// The same while so many come that the queue is hardly ever empty: a longer one would only let everybody wait longer.
+const QUEUE_MIN_MS: u64 = 10;
+
+/// So often the wait is thought over, in milliseconds: it is doubled if the queue was empty for more than one in
+/// [`EMPTY_PER_TAKEN_MAX`] who were taken out of it, and shortened by a quarter otherwise.
+const THINK_EVERY_MS: u64 = 100;
+const EMPTY_PER_TAKEN_MAX: u64 = 4;
+
 /// The same in the first moments of a rush. A crowd that comes at once and is served within this time is better off than
 /// one that is told to come back after a second.
 const BURST_QUEUE_MAX_MS: u64 = 400;
@@ -61,7 +69,7 @@ const GROW_EVERY_MS: u64 = 250;
 pub const BACKLOG_MAX: u32 = 4_096;
 
 /// The shortest queue, in connections: also a slow server is worth a short wait to a few dozen browsers.
-pub const BACKLOG_MIN: u32 = 128;
+pub const BACKLOG_MIN: u32 = 64;
 
 /// Where Linux says how long a queue it allows.
 const KERNEL_MAX_FILE: &str = "/proc/sys/net/core/somaxconn";
@@ -265,7 +273,8 @@ async fn room(threads: &[Hallway]) -> Option<mpsc::Permit<'_, NewSocket>> {
 }
 
 /// How long the kernel's queue may be. While somebody always waits: what we take out of it in [`BURST_QUEUE_MAX_MS`] at
-/// first, and in [`QUEUE_MAX_MS`] when it goes on. Once nobody has waited for [`CALM_MS`] it doubles step by step.
+/// first; when it goes on, in [`QUEUE_MAX_MS`], or less if it is hardly ever empty. Once nobody has waited for
+/// [`CALM_MS`] it doubles step by step.
 #[derive(Debug)]
 struct Backlog {
     max: u32,
@@ -277,13 +286,36 @@ struct Backlog {
     /// they are the pace of the last moments.
     busy_since: Option<Instant>,
     taken: u64,
+    /// How long a connection should wait when the rush lasts, in milliseconds, and what has been seen since that was
+    /// thought over.
+    wait_ms: u64,
+    thought: Instant,
+    seen: Seen,
     /// When a short queue grows next, if nobody waits until then.
     grows_at: Instant,
 }
 
+/// How often somebody was taken out of the queue, and how often nobody was there.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    taken: u64,
+    empty: u64,
+}
+
 impl Backlog {
     fn new(max: u32, now: Instant) -> Self {
-        Self { max, length: max, looked: now, rush_since: None, busy_since: None, taken: 0, grows_at: now }
+        Self {
+            max,
+            length: max,
+            looked: now,
+            rush_since: None,
+            busy_since: None,
+            taken: 0,
+            wait_ms: QUEUE_MAX_MS,
+            thought: now,
+            seen: Seen::default(),
+            grows_at: now,
+        }
     }
 
     fn is_short(&self) -> bool {
@@ -293,6 +325,7 @@ impl Backlog {
     /// Somebody was waiting and was taken out, or nobody was. Answers the length if it is another now.
     fn saw(&mut self, somebody: bool, now: Instant) -> Option<u32> {
         let before = self.length;
+        self.think_over(now);
         if somebody {
             self.took(now);
         } else {
@@ -303,6 +336,7 @@ impl Backlog {
 
     fn took(&mut self, now: Instant) {
         self.taken += 1;
+        self.seen.taken += 1;
         let Some(since) = self.busy_since else {
             (self.busy_since, self.looked) = (Some(now), now);
             if !self.is_short() {
@@ -319,7 +353,7 @@ impl Backlog {
         (self.looked, self.grows_at) = (now, now + Duration::from_millis(CALM_MS));
         let busy = now.saturating_duration_since(since);
         let wait_ms =
-            if rush < Duration::from_millis(BURST_MAX_MS) { BURST_QUEUE_MAX_MS } else { QUEUE_MAX_MS };
+            if rush < Duration::from_millis(BURST_MAX_MS) { BURST_QUEUE_MAX_MS } else { self.wait_ms };
         self.length = fitting(self.taken, busy, wait_ms).min(self.max).max(BACKLOG_MIN);
         if busy >= Duration::from_millis(PACE_OVER_MS) {
             self.taken /= 2;
@@ -327,8 +361,19 @@ impl Backlog {
         }
     }
 
+    fn think_over(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.thought) < Duration::from_millis(THINK_EVERY_MS) {
+            return;
+        }
+        let Seen { taken, empty } = std::mem::take(&mut self.seen);
+        let often = empty * EMPTY_PER_TAKEN_MAX > taken;
+        self.wait_ms = if often { self.wait_ms * 2 } else { self.wait_ms * 3 / 4 };
+        (self.wait_ms, self.thought) = (self.wait_ms.clamp(QUEUE_MIN_MS, QUEUE_MAX_MS), now);
+    }
+
     fn found_nobody(&mut self, now: Instant) {
         (self.busy_since, self.taken) = (None, 0);
+        self.seen.empty += 1;
         if self.is_short() && now >= self.grows_at {
             self.length = self.length.saturating_mul(2).min(self.max);
             self.grows_at = now + Duration::from_millis(GROW_EVERY_MS);
@@ -364,11 +409,34 @@ mod tests {
 
     #[test]
     fn a_queue_is_as_long_as_what_is_taken_out_of_it_in_a_moment() {
-        for (per_s, wanted) in [(100, BACKLOG_MIN), (5_000, 250), (20_000, 1_000), (90_000, BACKLOG_MAX)] {
+        for (per_s, wanted) in [(100, BACKLOG_MIN), (10_000, 100), (50_000, 500), (500_000, BACKLOG_MAX)] {
             let (mut backlog, now) = backlog();
             rush(&mut backlog, now, per_s, 2 * BURST_MAX_MS);
             assert!(backlog.length.abs_diff(wanted) <= wanted / 10, "{per_s}/s: {}", backlog.length);
         }
+    }
+
+    #[test]
+    fn a_queue_that_is_hardly_ever_empty_is_shortened_and_one_that_often_is_is_not() {
+        let (mut backlog, now) = backlog();
+        let mut now = rush(&mut backlog, now, 20_000, 2 * BURST_MAX_MS);
+        assert!(backlog.length.abs_diff(200) <= 20, "never empty: {}", backlog.length);
+        for _ in 0..10 {
+            backlog.saw(false, now);
+            now = rush(&mut backlog, now, 20_000, THINK_EVERY_MS);
+        }
+        assert!(backlog.length.abs_diff(200) <= 20, "empty now and then: {}", backlog.length);
+        // A queue that is full whenever we look, and too short for the time until we look again.
+        for _ in 0..10 {
+            now = rush(&mut backlog, now, 20_000, THINK_EVERY_MS / 2);
+            for _ in 0..1_000 {
+                backlog.saw(false, now);
+                now += Duration::from_micros(50);
+                backlog.saw(true, now);
+            }
+        }
+        rush(&mut backlog, now, 20_000, 2 * FIT_EVERY_MS);
+        assert!(backlog.length.abs_diff(1_000) <= 100, "empty often: {}", backlog.length);
     }
 
     #[test]
@@ -403,11 +471,11 @@ mod tests {
     #[test]
     fn a_pace_that_changes_is_followed() {
         let (mut backlog, now) = backlog();
-        let now = rush(&mut backlog, now, 20_000, 2 * BURST_MAX_MS);
-        let now = rush(&mut backlog, now, 5_000, 1_000);
-        assert!(backlog.length.abs_diff(250) <= 50, "{}", backlog.length);
-        rush(&mut backlog, now, 20_000, 1_000);
-        assert!(backlog.length.abs_diff(1_000) <= 100, "{}", backlog.length);
+        let now = rush(&mut backlog, now, 50_000, 2 * BURST_MAX_MS);
+        let now = rush(&mut backlog, now, 10_000, 1_000);
+        assert!(backlog.length.abs_diff(100) <= 20, "{}", backlog.length);
+        rush(&mut backlog, now, 50_000, 1_000);
+        assert!(backlog.length.abs_diff(500) <= 50, "{}", backlog.length);
     }
 
     #[test]
@@ -433,7 +501,7 @@ mod tests {
             lengths.extend(backlog.saw(false, now));
             first = first.or_else(|| lengths.first().map(|_| now - over));
         }
-        assert_eq!(lengths, [256, 512, 1_024, 2_048, 4_096]);
+        assert_eq!(lengths, [128, 256, 512, 1_024, 2_048, 4_096]);
         assert!(
             first.unwrap().abs_diff(Duration::from_millis(CALM_MS)) <= Duration::from_millis(GROW_EVERY_MS)
         );
@@ -486,7 +554,7 @@ mod tests {
         }
     }
 
-    /// Fewer than [`BACKLOG_MIN`], so that all get at least into the kernel's queue.
+    /// All get at least into the kernel's queue, which is longer at first.
     async fn crowd(address: SocketAddr, people: usize) -> Vec<TcpStream> {
         let mut all = Vec::new();
         for _ in 0..people {
