@@ -134,8 +134,8 @@ const METHOD: &str = "\
 - **Passes** are fetched by distinct buyers, each with a signed token of its own, on the connections of the closed loop.
 - **Overload**: the server is started under a fifth of a core in periods of 10 ms, as in a container, and so has one
   thread for its edge. Each buyer comes on a connection of their own, waits at most a second (less where so many cannot be open at once), and leaves. The peak is what the best served
-  of 128, 256 and 512 buyers at a time get, or more if more is served when more come, whatever the server does. Then
-  ten times as many come as the peak serves. Goodput is answers of 202 and 409 per second. With less than 95 % of the
+  of 128, 256 and 512 buyers at a time get, or more if more is served when more come, whatever the server does. So
+  it is measured just before the overload, in which ten times as many come, and again just after it; the mean counts. Goodput is answers of 202 and 409 per second. With less than 95 % of the
   arrivals achieved there is no figure.
 - **Slow sockets**: 10,000 come one after the other, begin a request, send one header every 4 seconds, and come back when
   they are thrown out; with fewer than 9,000 of them open on average there is no figure. The load is half of the peak,
