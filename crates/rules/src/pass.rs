@@ -3,17 +3,19 @@
 //! A pass carries the id of the order it may become, so a retry with the same pass is the same request. It is
 //! checked from its own bytes alone: refusing a forged one costs one HMAC and waits for nothing.
 
-use aws_lc_rs::{constant_time, digest, hmac};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hmac::{Hmac, Mac as _};
+use sha2::{Digest as _, Sha256};
 
 use crate::buyer::{BUYER_BYTES_MAX, BuyerId};
 use crate::id::{BUYER_BUCKETS, OfferId, OrderId};
 use crate::time::UnixMs;
 
-const VERSION: u8 = 1;
-/// Bytes before the buyer: version, key id, expiry (6), offer (16), order (16).
-const HEAD_BYTES: usize = 40;
+const VERSION: u8 = 2;
+/// Bytes before the buyer: version and key (1), expiry (6), offer (16), order (16). With a buyer of up to 16 bytes they fit
+/// into one block of the hash; with a byte more they would take two.
+const HEAD_BYTES: usize = 39;
 /// The HMAC-SHA256 is cut to 128 bits: the pass travels with every try.
 const TAG_BYTES: usize = 16;
 const PASS_BYTES_MAX: usize = HEAD_BYTES + BUYER_BYTES_MAX + TAG_BYTES;
@@ -49,7 +51,7 @@ impl Default for PassBuffer {
 
 impl PassBuffer {
     /// Reads what a pass says, whoever wrote it.
-    pub fn decode(&mut self, text: &str) -> Result<Unchecked<'_>, PassInvalid> {
+    pub fn decode(&mut self, text: &[u8]) -> Result<Unchecked<'_>, PassInvalid> {
         if text.len() > PASS_CHARS_MAX {
             return Err(PassInvalid);
         }
@@ -94,28 +96,57 @@ pub struct PassKeys {
 
 #[derive(Debug)]
 struct PassKey {
-    id: u8,
-    sign: hmac::Key,
-    tag: hmac::Key,
+    /// What its passes begin with: the version in the upper half, and which key it is in the lower. Two keys that share it
+    /// are both tried.
+    mark: u8,
+    sign: Keyed,
+    tag: Keyed,
+}
+
+/// HMAC-SHA256 whose key is hashed already. It is copied for every message, so its size matters: with room for any digest
+/// there is, as in the library that signs and checks everything else, the copies cost half as much as the hashing.
+#[derive(Clone)]
+struct Keyed(Hmac<Sha256>);
+
+impl std::fmt::Debug for Keyed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a key")
+    }
+}
+
+impl Keyed {
+    #[expect(clippy::expect_used, reason = "HMAC takes keys of any length")]
+    fn new(key: &[u8]) -> Self {
+        Self(Hmac::new_from_slice(key).expect("a key of any length"))
+    }
+
+    /// With these parts, one behind the other.
+    fn hash(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
+        let mut hash = self.0.clone();
+        parts.iter().for_each(|part| hash.update(part));
+        hash
+    }
+
+    fn sign(&self, parts: &[&[u8]]) -> [u8; 32] {
+        self.hash(parts).finalize().into_bytes().into()
+    }
 }
 
 impl PassKey {
     fn derive(secret: &[u8]) -> Self {
-        let root = hmac::Key::new(hmac::HMAC_SHA256, secret);
-        let derive = |label: &[u8]| hmac::sign(&root, label);
-        let id = derive(b"doorbuster key id v1").as_ref().first().copied().unwrap_or(0);
+        let root = Keyed::new(secret);
+        let derive = |label: &[u8]| root.sign(&[label]);
+        let [id, ..] = derive(b"doorbuster key id v1");
         Self {
-            id,
-            sign: hmac::Key::new(hmac::HMAC_SHA256, derive(b"doorbuster pass v1").as_ref()),
-            tag: hmac::Key::new(hmac::HMAC_SHA256, derive(b"doorbuster order tag v1").as_ref()),
+            mark: (VERSION << 4) | (id & 0x0f),
+            sign: Keyed::new(&derive(b"doorbuster pass v1")),
+            tag: Keyed::new(&derive(b"doorbuster order tag v1")),
         }
     }
 
     fn order_tag(&self, untagged: u128, buyer: &str) -> u32 {
-        let mut context = hmac::Context::with_key(&self.tag);
-        context.update(&untagged.to_be_bytes());
-        context.update(buyer.as_bytes());
-        context.sign().as_ref().first_chunk().map_or(0, |head| u32::from_be_bytes(*head))
+        let [a, b, c, d, ..] = self.tag.sign(&[&untagged.to_be_bytes(), buyer.as_bytes()]);
+        u32::from_be_bytes([a, b, c, d])
     }
 }
 
@@ -136,50 +167,40 @@ impl PassKeys {
     #[must_use]
     pub fn sign(&self, pass: &Pass<'_>) -> String {
         let mut bytes = Vec::with_capacity(PASS_BYTES_MAX);
-        bytes.push(VERSION);
-        bytes.push(self.current.id);
+        bytes.push(self.current.mark);
         bytes.extend_from_slice(pass.expires_at.0.to_be_bytes().get(2..).unwrap_or_default());
         bytes.extend_from_slice(&pass.offer.to_bytes());
         bytes.extend_from_slice(&pass.order.to_bytes());
         bytes.extend_from_slice(pass.buyer.as_bytes());
-        let tag = hmac::sign(&self.current.sign, &bytes);
-        bytes.extend_from_slice(tag.as_ref().get(..TAG_BYTES).unwrap_or_default());
+        let tag = self.current.sign.sign(&[&bytes]);
+        bytes.extend_from_slice(tag.get(..TAG_BYTES).unwrap_or_default());
         URL_SAFE_NO_PAD.encode(bytes)
     }
 
     /// Reads a pass and checks its signature. Expiry is the caller's to judge: an expired pass may still name an
     /// order that its buyer wants to see.
     pub fn read<'a>(&self, text: &str, buffer: &'a mut PassBuffer) -> Result<Pass<'a>, PassInvalid> {
-        self.check(buffer.decode(text)?)
+        self.check(buffer.decode(text.as_bytes())?)
     }
 
     /// Checks the signature of what was decoded.
     pub fn check<'a>(&self, unchecked: Unchecked<'a>) -> Result<Pass<'a>, PassInvalid> {
         let Unchecked { says, signed, tag } = unchecked;
-        let (Some(&version), Some(&key_id)) = (signed.first(), signed.get(1)) else {
-            return Err(PassInvalid);
-        };
         let keys = [Some(&self.current), self.previous.as_ref()];
-        let candidates = keys.into_iter().flatten().filter(|key| version == VERSION && key.id == key_id);
-        for key in candidates {
-            let expected = hmac::sign(&key.sign, signed);
-            let expected = expected.as_ref().get(..TAG_BYTES).unwrap_or_default();
-            if constant_time::verify_slices_are_equal(expected, tag).is_ok() {
-                return Ok(says);
-            }
-        }
-        Err(PassInvalid)
+        let mut candidates = keys.into_iter().flatten().filter(|key| signed.first() == Some(&key.mark));
+        let is_signed = candidates.any(|key| key.sign.hash(&[signed]).verify_truncated_left(tag).is_ok());
+        if is_signed { Ok(says) } else { Err(PassInvalid) }
     }
 }
 
 fn parse<'a>(head: &[u8; HEAD_BYTES], buyer: &'a [u8]) -> Option<Pass<'a>> {
-    let expiry = head.get(2..8)?;
+    let expiry = head.get(1..7)?;
     let expires_at = expiry.iter().fold(0_i64, |value, byte| (value << 8) | i64::from(*byte));
     let id = |range| head.get(range).and_then(|bytes: &[u8]| <[u8; 16]>::try_from(bytes).ok());
     Some(Pass {
         buyer: std::str::from_utf8(buyer).ok()?,
-        offer: OfferId::from_bytes(id(8..24)?),
-        order: OrderId::from_bytes(id(24..40)?),
+        offer: OfferId::from_bytes(id(7..23)?),
+        order: OrderId::from_bytes(id(23..39)?),
         expires_at: UnixMs(expires_at),
     })
 }
@@ -187,8 +208,8 @@ fn parse<'a>(head: &[u8; HEAD_BYTES], buyer: &'a [u8]) -> Option<Pass<'a>> {
 /// The buyer's bucket: not keyed, because it must outlive every rotation of the keys.
 #[must_use]
 pub fn bucket_of(buyer: &str) -> u16 {
-    let hash = digest::digest(&digest::SHA256, buyer.as_bytes());
-    hash.as_ref().first_chunk().map_or(0, |head| u16::from_be_bytes(*head)) % BUYER_BUCKETS
+    let [a, b, ..] = <[u8; 32]>::from(Sha256::digest(buyer));
+    u16::from_be_bytes([a, b]) % BUYER_BUCKETS
 }
 
 #[cfg(test)]
@@ -220,6 +241,19 @@ mod tests {
         assert_eq!(keys().read(&text, &mut buffer), Ok(pass("ann")));
     }
 
+    /// What another language makes of the same secret and the same pass.
+    #[test]
+    fn a_pass_is_what_any_hmac_sha256_makes_of_it() {
+        let text = "JQGjGFxQAAAAAAAAAAAAAAAAAAAAAAdVVVVVVVVVVVVVVVVVVVVVYW5uJfJCTS2yEGaRI0gHZxIYrA";
+        assert_eq!(keys().sign(&pass("ann")), text);
+    }
+
+    #[test]
+    fn no_key_is_shown() {
+        let shown = format!("{:?}", keys());
+        assert!(shown.contains("sign: a key, tag: a key"), "{shown}");
+    }
+
     #[test]
     fn the_longest_buyer_fits() {
         let buyer = "x".repeat(BUYER_BYTES_MAX);
@@ -247,7 +281,7 @@ mod tests {
         let spaced = format!(" {good}");
         let cut = &good[..good.len() - 1];
         let huge = "A".repeat(1 << 16);
-        let short = URL_SAFE_NO_PAD.encode([1_u8; 55]);
+        let short = URL_SAFE_NO_PAD.encode([1_u8; HEAD_BYTES + TAG_BYTES - 1]);
         let bad =
             ["", "x", "null", "....", &doubled, &padded, &spaced, cut, &huge, &short, "通行证", "\0", "+/+/"];
         for text in bad {
@@ -262,6 +296,17 @@ mod tests {
         assert!(reads(&rotated, &old));
         assert!(reads(&PassKeys::new(SECRET, None), &rotated.sign(&pass("ann"))));
         assert!(!reads(&PassKeys::new(SECRET, None), &old));
+    }
+
+    #[test]
+    fn of_keys_that_share_their_mark_both_are_tried() {
+        let mark = PassKey::derive(SECRET).mark;
+        let secrets = (0..1_000).map(|number| format!("an old secret of thirty-two bytes, {number}"));
+        let old = secrets.into_iter().find(|old| PassKey::derive(old.as_bytes()).mark == mark).unwrap();
+        let rotated = PassKeys::new(SECRET, Some(old.as_bytes()));
+        assert!(reads(&rotated, &PassKeys::new(old.as_bytes(), None).sign(&pass("ann"))));
+        assert!(reads(&rotated, &rotated.sign(&pass("ann"))));
+        assert!(!reads(&rotated, &PassKeys::new(OLD_SECRET, None).sign(&pass("ann"))));
     }
 
     #[test]

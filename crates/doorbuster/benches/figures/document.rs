@@ -120,8 +120,10 @@ const METHOD: &str = "\
 - **The rivals** do less than ours: no pass to check, no metrics, no limits, no security headers. They look at which offer
   a request is for and at nothing else of it. Redis keeps nothing on disk unless it is said, and is asked over a Unix
   socket through a pool of kept connections, one script call per request. nginx has as many workers as there are cores;
-  Node too. They send as many bytes as ours. The local flag is looked at before Redis and shared by nginx's workers; with
-  a variable of each worker instead, nginx does next to nothing and is about as fast as the ceiling.
+  Node too. They send as many bytes as ours. The local flag is looked at before Redis and shared by nginx's workers. With
+  nginx's own limit of requests for each buyer beside it (as many per second as ours allows, for as many buyers) stands what
+  a shop would dare to open; with a variable of each worker instead of the flag, and no limit, nginx does next to nothing
+  and is about as fast as the ceiling.
 - **Names** of buyers are in order in the figures, as in most load generators. That is kind to our index of buyers, and
   Redis does not care: so the same with scattered names stands beside it, as buyers come in reality.
 - Everybody takes turns in one run. A figure is the median of the ratios of the turns, after a warm-up that is thrown

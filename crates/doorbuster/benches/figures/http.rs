@@ -215,6 +215,12 @@ fn line_up(plan: &Plan, ours: &Rc<Ours>, report: &mut Report) -> anyhow::Result<
             rival(Front::NginxLocalFlag, Keeping::Nothing).context(needed)?,
         ),
         contender(
+            "nginx_limited_flag_refuse",
+            "nginx + local sold-out flag + limit per buyer",
+            Refuse,
+            rival(Front::NginxLimitedFlag, Keeping::Nothing).context(needed)?,
+        ),
+        contender(
             "nginx_worker_flag_refuse",
             "nginx + a flag in each worker",
             Refuse,
@@ -417,11 +423,19 @@ fn figures(report: &mut Report, series: &Series) {
         at_least(1.2, 1.4),
     );
     compare(
+        "refuse_vs_nginx_limited_flag",
+        "refuse",
+        "nginx_limited_flag_refuse",
+        rate,
+        "the same with a limit per buyer, as ours has",
+        info,
+    );
+    compare(
         "refuse_vs_nginx_worker_flag",
         "refuse",
         "nginx_worker_flag_refuse",
         rate,
-        "the same with a variable of each worker: about a bare server",
+        "with a variable of each worker and no limit: about a bare server",
         info,
     );
     compare(

@@ -1,6 +1,6 @@
 //! The rivals: what a strong engineer would build instead, started on loopback, each in a folder of its own. They do
-//! less than ours (no passes, metrics, limits or security headers), get the answers' sizes of ours, and the fastest
-//! connection to Redis that there is, a Unix socket. Measures nothing.
+//! less than ours (no passes, metrics or security headers, and only one of them limits anybody), get the answers' sizes of
+//! ours, and the fastest connection to Redis that there is, a Unix socket. Measures nothing.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -21,6 +21,9 @@ const CLUSTER_JS: &str = include_str!("rivals/cluster.js");
 
 /// Where `cargo xtask bench` put ioredis.
 pub const NODE_MODULES_VARIABLE: &str = "BENCH_NODE_MODULES";
+/// What nginx does about those who come too often.
+const UNLIMITED: &str = "";
+const LIMITED: &str = "limit_req zone=buyers burst=10 nodelay;";
 /// The longest wait for a server that was just started.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
@@ -31,7 +34,9 @@ pub enum Front {
     Nginx,
     /// The same, but once Redis said "sold out", all workers know it for a second without asking.
     NginxLocalFlag,
-    /// The same, but each worker finds it out for itself and keeps it in a variable: the least that can be done.
+    /// The same with a limit per buyer, which is the least that keeps one buyer's bots from everybody's units.
+    NginxLimitedFlag,
+    /// With the flag and no limit, but each worker finds it out for itself and keeps it in a variable: the least that can be done.
     NginxWorkerFlag,
     /// Node, a cluster of one worker per core, ioredis.
     Node,
@@ -106,9 +111,10 @@ fn start_front(
 ) -> anyhow::Result<(Owned, SocketAddr)> {
     let address = processes::free_address()?;
     let mut process = match front {
-        Front::Nginx => start_nginx(folder, redis, address, filler, "none")?,
-        Front::NginxLocalFlag => start_nginx(folder, redis, address, filler, "shared")?,
-        Front::NginxWorkerFlag => start_nginx(folder, redis, address, filler, "worker")?,
+        Front::Nginx => start_nginx(folder, redis, address, filler, "none", UNLIMITED)?,
+        Front::NginxLocalFlag => start_nginx(folder, redis, address, filler, "shared", UNLIMITED)?,
+        Front::NginxLimitedFlag => start_nginx(folder, redis, address, filler, "shared", LIMITED)?,
+        Front::NginxWorkerFlag => start_nginx(folder, redis, address, filler, "worker", UNLIMITED)?,
         Front::Node => start_node(folder, redis, address, filler)?,
     };
     process.wait_for(address)?;
@@ -121,6 +127,7 @@ fn start_nginx(
     address: SocketAddr,
     filler: AnswerBytes,
     flag: &str,
+    limit: &str,
 ) -> anyhow::Result<Owned> {
     let path = folder.to_string_lossy();
     let conf = NGINX_CONF
@@ -131,6 +138,7 @@ fn start_nginx(
         .replace("@SHA@", &redis.sha)
         .replace("@OFFER@", RIVAL_OFFER)
         .replace("@FLAG@", flag)
+        .replace("@LIMIT@", limit)
         .replace("@ACCEPT_FILLER@", &"x".repeat(filler.accepted))
         .replace("@REFUSE_FILLER@", &"x".repeat(filler.refused));
     let file = folder.join("nginx.conf");

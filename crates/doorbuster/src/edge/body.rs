@@ -38,11 +38,17 @@ pub fn is_json(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|content_type| says_json(content_type.as_bytes()))
 }
 
+const APPLICATION_JSON: &[u8] = b"application/json";
+
 /// Whether a `Content-Type` is JSON, whatever its parameters.
 #[must_use]
 pub fn says_json(content_type: &[u8]) -> bool {
+    // Nearly always nothing else is said.
+    if content_type == APPLICATION_JSON {
+        return true;
+    }
     let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
-    essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
+    essence.trim_ascii().eq_ignore_ascii_case(APPLICATION_JSON)
 }
 
 /// The whole JSON body. A body that is already there costs no timer.

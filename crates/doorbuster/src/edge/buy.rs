@@ -48,6 +48,9 @@ struct TryBody<'a> {
     quantity: u32,
 }
 
+/// A number of so many digits fits, whatever they are.
+const QUANTITY_DIGITS_MAX: usize = 9;
+
 /// The offer of a try's path, if it is one.
 #[inline]
 #[must_use]
@@ -159,8 +162,9 @@ struct PassAlone<'a> {
 fn begin(app: &App, parts: &Parts, peer: IpAddr, bytes: &[u8]) -> Begun {
     let patience = preferred_wait(&parts.headers, app.settings.limits.wait_s);
     let offer = offer_of(parts.uri.path()).unwrap_or_default();
-    read(app, offer, bytes, patience)
-        .or_else(|unreadable| pass_first(app, offer, bytes, patience, unreadable))
+    let now = app.clock.now();
+    read(app, offer, bytes, patience, now)
+        .or_else(|unreadable| pass_first(app, offer, bytes, patience, now, unreadable))
         .unwrap_or_else(|unreadable| {
             Begun::Answer(refuse_unreadable(app, parts, peer, bytes, &unreadable).into())
         })
@@ -194,6 +198,7 @@ fn pass_first(
     offer: &str,
     bytes: &[u8],
     patience: Duration,
+    now: UnixMs,
     unreadable: Unreadable,
 ) -> Result<Begun, Unreadable> {
     let Unreadable::Json(error) = unreadable else { return Err(unreadable) };
@@ -207,8 +212,8 @@ fn pass_first(
     match app.pass_keys.read(&pass, &mut buffer) {
         Ok(pass) if pass.offer != card.offer.id => Err(Unreadable::Pass),
         // No quantity is looked at any more.
-        Ok(pass) if pass.expires_at < app.clock.now() => {
-            Ok(judge(app, card, &pass, Keys::of(app, card, pass.buyer), 0, patience))
+        Ok(pass) if pass.expires_at < now => {
+            Ok(judge(app, card, &pass, Keys::of(app, card, pass.buyer), 0, patience, now))
         }
         Ok(_) => Err(Unreadable::Rest(error)),
         Err(_) => Err(Unreadable::Pass),
@@ -217,27 +222,55 @@ fn pass_first(
 
 /// Begins a try that asks for nothing special, or leaves no trace of it: then it must go the common way.
 #[inline]
-pub fn begin_plain(app: &App, offer: &str, bytes: &[u8]) -> Option<Begun> {
-    read(app, offer, bytes, Duration::ZERO).ok()
+pub fn begin_plain(app: &App, offer: &str, bytes: &[u8], now: UnixMs) -> Option<Begun> {
+    read(app, offer, bytes, Duration::ZERO, now).ok()
 }
 
-fn read(app: &App, offer: &str, bytes: &[u8], patience: Duration) -> Result<Begun, Unreadable> {
-    let body: TryBody<'_> = read_object(bytes).map_err(Unreadable::Json)?;
+fn read(app: &App, offer: &str, bytes: &[u8], patience: Duration, now: UnixMs) -> Result<Begun, Unreadable> {
+    let body: TryBody<'_>;
+    let (pass, quantity) = if let Some(read) = usual(bytes) {
+        read
+    } else {
+        body = read_object(bytes).map_err(Unreadable::Json)?;
+        (body.pass.as_bytes(), body.quantity)
+    };
     // The snapshot is borrowed, not counted: a count would be a meeting point of all threads.
     let snapshot = app.catalogue.read();
     let offer = offer.parse::<OfferId>().map_err(|_| Unreadable::Offer)?;
     let card = snapshot.offers.get(&offer).ok_or(Unreadable::Offer)?;
     let mut buffer = PassBuffer::default();
-    let unchecked = buffer.decode(&body.pass).map_err(|_| Unreadable::Pass)?;
+    let unchecked = buffer.decode(pass).map_err(|_| Unreadable::Pass)?;
     // The memory of limit, gate and queue comes while the signature is checked.
     let hint = unchecked.hint();
     let keys = Keys::of(app, card, hint.buyer);
     app.buyer_rate.fetch(keys.rate);
     app.gate.fetch(keys.gate, hint.order);
     match app.pass_keys.check(unchecked) {
-        Ok(pass) if pass.offer == card.offer.id => Ok(judge(app, card, &pass, keys, body.quantity, patience)),
+        Ok(pass) if pass.offer == card.offer.id => Ok(judge(app, card, &pass, keys, quantity, patience, now)),
         Ok(_) | Err(_) => Err(Unreadable::Pass),
     }
+}
+
+/// Pass and quantity of a body as `JSON.stringify({pass, quantity})` writes it, which nearly every body is, read without a
+/// parser. `None`: it may be as good, but a parser has to say so.
+fn usual(bytes: &[u8]) -> Option<(&[u8], u32)> {
+    let inner = bytes.strip_prefix(br#"{"pass":""#)?.strip_suffix(b"}")?;
+    let digits = inner.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    let (before, digits) = inner.split_at_checked(inner.len().checked_sub(digits)?)?;
+    let pass = before.strip_suffix(br#"","quantity":"#)?;
+    let is_number = match digits {
+        [_] => true,
+        [first, ..] => *first != b'0' && digits.len() <= QUANTITY_DIGITS_MAX,
+        [] => false,
+    };
+    if !is_number {
+        return None;
+    }
+    let quantity = digits.iter().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));
+    // All bytes are looked at, also behind one that is wrong: so many are looked at together.
+    let stands_for_itself = |byte: u8| matches!(byte, b' '..=b'~') & (byte != b'"') & (byte != b'\\');
+    let is_text = pass.iter().fold(true, |all, byte| all & stands_for_itself(*byte));
+    is_text.then_some((pass, quantity))
 }
 
 /// As [`Object`] reads, and at the price of one byte: nearly always the body is as it must be.
@@ -269,10 +302,10 @@ fn judge(
     keys: Keys,
     quantity: u32,
     patience: Duration,
+    now: UnixMs,
 ) -> Begun {
     let funnel = &card.sale.funnel;
     funnel.inc(Step::Try);
-    let now = app.clock.now();
     // The pass comes before the quantity: what an expired one asks for does not matter any more.
     let is_expired = pass.expires_at < now;
     if !is_expired && (quantity == 0 || quantity > card.offer.max_per_order) {
@@ -549,6 +582,8 @@ fn preferred_wait(headers: &HeaderMap, longest_s: u32) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -557,6 +592,54 @@ mod tests {
         assert_eq!(offer_of("/api/v1/offers/abc/pass"), None);
         assert_eq!(offer_of("/api/v1/offers/a/b/orders"), None);
         assert_eq!(offer_of("/api/v1/offers//orders"), Some(""));
+    }
+
+    #[test]
+    fn what_pages_send_is_read_without_a_parser() {
+        let body = |pass: &str, quantity: &str| format!(r#"{{"pass":"{pass}","quantity":{quantity}}}"#);
+        for (pass, quantity) in [("aZ09-_", 1), ("", 0), ("{}[],: 'x'", 7), ("x", 999_999_999)] {
+            let body = body(pass, &quantity.to_string());
+            assert_eq!(usual(body.as_bytes()), Some((pass.as_bytes(), quantity)), "{body}");
+        }
+        let doubtful = [
+            ("a\\u0062", "1"),
+            ("a\"b", "1"),
+            ("买", "1"),
+            ("a\u{7f}", "1"),
+            ("a\nb", "1"),
+            ("a", "01"),
+            ("a", "-1"),
+            ("a", "1.0"),
+            ("a", "1e2"),
+            ("a", "1000000000"),
+            ("a", "99999999999999999999"),
+            ("a", ""),
+            ("a", " 1"),
+            ("a", "1 "),
+            ("a", "null"),
+            ("a", "1,\"pass\":\"b\""),
+            ("a", "1,\"quantity\":2"),
+        ];
+        for (pass, quantity) in doubtful {
+            let body = body(pass, quantity);
+            assert_eq!(usual(body.as_bytes()), None, "{body}");
+        }
+        for body in ["", "{}", "}", "{\"pass\":\"", "{\"pass\":\"}", "{\"quantity\":1,\"pass\":\"a\"}"] {
+            assert_eq!(usual(body.as_bytes()), None, "{body}");
+        }
+    }
+
+    #[test]
+    fn what_is_read_without_a_parser_is_what_the_parser_reads() {
+        let text = r#"[ -~"\\{}:,0-9a-zé买]{0,12}"#;
+        let parts = (text, r"[0-9]{0,11}|-?[0-9]{1,3}(\.[0-9])?|1e1|null", r#"|,"pass":"a"|,"quantity":1| "#);
+        proptest!(|((pass, quantity, behind) in parts)| {
+            let body = format!(r#"{{"pass":"{pass}","quantity":{quantity}{behind}}}"#);
+            if let Some((read, number)) = usual(body.as_bytes()) {
+                let parsed: TryBody<'_> = read_object(body.as_bytes()).unwrap();
+                prop_assert_eq!((parsed.pass.as_bytes(), parsed.quantity), (read, number));
+            }
+        });
     }
 
     #[test]

@@ -20,6 +20,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use parking_lot::Mutex;
+use rules::time::UnixMs;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::answer::Body;
@@ -186,20 +187,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Shortcut<S> {
         if self.draining.load(Ordering::Relaxed) || body.len() > self.app.settings.limits.body_bytes {
             return Ok(false);
         }
+        let now = self.app.clock.now();
         if !self.app.in_flight.has_room(Class::Buyer) {
             self.app.metrics.shed.inc(Shed::InFlight);
-            self.say(context, Said::Prepared(&buy::BUSY))?;
+            self.say(context, Said::Prepared(&buy::BUSY), now)?;
             return Ok(true);
         }
         let begun = if self.traced {
-            begin_traced(&self.app, offer, body)
+            begin_traced(&self.app, offer, body, now)
         } else {
-            buy::begin_plain(&self.app, offer, body)
+            buy::begin_plain(&self.app, offer, body, now)
         };
         let Some(begun) = begun else { return Ok(false) };
         // Only who waits for something is under way; the others have their answer before the next one is read.
         match begun {
-            Begun::Answer(said) => self.say(context, said)?,
+            Begun::Answer(said) => self.say(context, said, now)?,
             Begun::Committing { reply, claim, json, patience: _ } => {
                 self.watch.set(Doing::Working);
                 let permit = self.app.in_flight.enter_seen(Class::Buyer);
@@ -230,7 +232,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Shortcut<S> {
                 }
                 Answering::Later(answer) => {
                     let response = ready!(answer.as_mut().poll(context));
-                    self.say(context, Said::Response(response))?;
+                    self.say(context, Said::Response(response), self.app.clock.now())?;
                 }
                 Answering::Sending { message, sent } => {
                     let rest = message.get(*sent..).unwrap_or_default();
@@ -266,8 +268,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Shortcut<S> {
         Ok(())
     }
 
-    fn say(&mut self, context: &mut Context<'_>, said: Said) -> std::io::Result<()> {
-        let now = self.app.clock.now();
+    fn say(&mut self, context: &mut Context<'_>, said: Said, now: UnixMs) -> std::io::Result<()> {
         self.send(context, said.status(), |message| match said {
             Said::Prepared(prepared) => prepared.write(message, now),
             Said::Response(response) => message::response(message, response, now),
@@ -307,8 +308,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Shortcut<S> {
 
 /// The same with a span, of the decision alone: journal and clerk have spans of their own.
 #[cold]
-fn begin_traced(app: &App, offer: &str, body: &[u8]) -> Option<Begun> {
-    tracing::trace_span!("try").in_scope(|| buy::begin_plain(app, offer, body))
+fn begin_traced(app: &App, offer: &str, body: &[u8], now: UnixMs) -> Option<Begun> {
+    tracing::trace_span!("try").in_scope(|| buy::begin_plain(app, offer, body, now))
 }
 
 /// What a piece that begins a request is.
@@ -348,7 +349,7 @@ impl Told {
     fn of(headers: &[httparse::Header<'_>]) -> Option<Self> {
         let mut told = Self { length: None, json: None, plain: true };
         for header in headers {
-            let is = |name: &str| header.name.eq_ignore_ascii_case(name);
+            let is = |name| is_named(header.name, name);
             match header.name.len() {
                 6 if is("expect") || is("prefer") => told.plain = false,
                 7 if is("upgrade") => return None,
@@ -370,6 +371,14 @@ impl Told {
         }
         Some(told)
     }
+}
+
+/// Whether a header's name is this one, which is in small letters, in whatever case it came. Of the bytes that a name may
+/// have, only letters become one of these letters by this bit, and only a hyphen stays one.
+fn is_named(came: &str, name: &str) -> bool {
+    let differing =
+        came.bytes().zip(name.bytes()).fold(0, |bits, (came, byte)| bits | ((came | 0x20) ^ byte));
+    differing == 0 && came.len() == name.len()
 }
 
 fn digits(text: &[u8]) -> Option<usize> {
@@ -504,6 +513,24 @@ mod tests {
 
     const TRY: &str = "POST /api/v1/offers/abc/orders HTTP/1.1\r\nHost: shop\r\n";
     const JSON: &str = "Content-Type: application/json\r\n";
+
+    #[test]
+    fn a_headers_name_is_the_same_in_any_case_and_no_other_is() {
+        for name in ["content-type", "upgrade"] {
+            assert!(is_named(name, name) && is_named(&name.to_uppercase(), name));
+            for place in 0..name.len() {
+                for byte in b"!#$%&'*+-.^_`|~0189AZaz" {
+                    let mut came = name.as_bytes().to_vec();
+                    came[place] = *byte;
+                    let came = String::from_utf8(came).unwrap();
+                    assert_eq!(is_named(&came, name), came.eq_ignore_ascii_case(name), "{came}");
+                }
+            }
+        }
+        assert!(
+            !is_named("upgrad", "upgrade") && !is_named("upgrades", "upgrade") && !is_named("", "upgrade")
+        );
+    }
 
     #[test]
     fn a_whole_plain_try_is_recognised() {
