@@ -53,6 +53,10 @@ const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(1);
 /// Every so many rounds the housekeeper drops expired passes from the gate.
 const ROUNDS_PER_FORGETTING: u32 = 60;
 
+/// They are dropped so long after they expired, in milliseconds: a try is judged by the moment at which it came, also when it
+/// was held up since, and must still find at the gate that its pass was spent.
+const HELD_UP_MAX_MS: i64 = 60_000;
+
 /// Shortest rest between two looks for windows that open or close.
 const TURNS_REST: Duration = Duration::from_millis(1);
 
@@ -566,7 +570,7 @@ async fn keep_house(app: &Arc<App>) {
             tracing::warn!(%error, "sales that are due could not be published; trying again");
         }
         if rounds.is_multiple_of(ROUNDS_PER_FORGETTING) {
-            app.gate.memory.forget_expired(app.clock.now());
+            app.gate.memory.forget_expired(app.clock.now().plus_ms(-HELD_UP_MAX_MS));
             app.roster.forget_old(app.clock.now());
             app.forget_registrations().await;
         }

@@ -117,8 +117,8 @@ const METHOD: &str = "\
 - **Bytes for bytes** is a server that knows no HTTP: it reads what comes and writes the same answer again and again. Most
   of the CPU of a refusal is the kernel's, for one read and one write on loopback, whoever the server is: no server that
   reads and writes once per request can be faster than this one.
-- **The rivals** do less than ours: no pass to check, no metrics, no limits, no security headers. They look at which offer
-  a request is for and at nothing else of it. Redis keeps nothing on disk unless it is said, and is asked over a Unix
+- **The rivals** do less than ours: no pass to check, no metrics, no security headers, and no limits but in one. They look at
+  which offer a request is for, and to sell at who asks. Redis keeps nothing on disk unless it is said, and is asked over a Unix
   socket through a pool of kept connections, one script call per request. nginx has as many workers as there are cores;
   Node too. They send as many bytes as ours. The local flag is looked at before Redis and shared by nginx's workers. With
   nginx's own limit of requests for each buyer beside it (as many per second as ours allows, for as many buyers) stands what

@@ -23,7 +23,9 @@ const CLUSTER_JS: &str = include_str!("rivals/cluster.js");
 pub const NODE_MODULES_VARIABLE: &str = "BENCH_NODE_MODULES";
 /// What nginx does about those who come too often.
 const UNLIMITED: &str = "";
-const LIMITED: &str = "limit_req zone=buyers burst=10 nodelay;";
+const LIMITED: &str = "limit_req zone=buyers burst=9 nodelay;";
+/// So many tries at once of one buyer are more than any limit lets through.
+const TOO_MANY: usize = 30;
 /// The longest wait for a server that was just started.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
@@ -80,6 +82,11 @@ impl Rival {
         };
         let address;
         (process, address) = start_front(front, folder.path(), &redis, filler)?;
+        let slowed_down = is_slowed_down(address)?;
+        ensure!(
+            slowed_down == (front == Front::NginxLimitedFlag),
+            "a limit where none is meant, or the other way round"
+        );
         Ok(Self { front: process, redis, address, _folder: folder })
     }
 
@@ -182,6 +189,13 @@ fn answer_bytes(redis: &mut Redis, address: SocketAddr) -> anyhow::Result<Answer
     ensure!(status == "409", "the second buyer was answered {status}");
     ensure!(redis.orders()? == 1, "the order did not reach Redis");
     Ok(AnswerBytes { refused, accepted })
+}
+
+/// Whether a buyer who tries again and again is told so.
+fn is_slowed_down(address: SocketAddr) -> anyhow::Result<bool> {
+    let statuses = (0..TOO_MANY).map(|_| ask_once(address, "a-fast-buyer-000").map(|(status, _)| status));
+    let statuses = statuses.collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(statuses.iter().any(|status| status == "429"))
 }
 
 fn ask_once(address: SocketAddr, buyer: &str) -> anyhow::Result<(String, usize)> {
