@@ -375,10 +375,14 @@ impl Lane {
 impl<S: RequestSource> Desk<S> {
     async fn ask_until_done(self: Arc<Self>, mut connection: Connection) {
         let mut request = Vec::new();
-        while let Some(counts_from) = self.take_ticket(&mut request).await {
-            match connection.call(&request).await {
+        let mut now = monotonic_now();
+        while let Some((counts_from, sent_at)) = self.take_ticket(&mut request, now).await {
+            let answer = connection.call_at(sent_at, &request, self.blast.timeouts.answer).await;
+            // The moment of an answer is the moment of the next request: one look at the clock for both.
+            now = monotonic_now();
+            match answer {
                 Ok(answer) => {
-                    let latency = monotonic_now().saturating_duration_since(counts_from);
+                    let latency = now.saturating_duration_since(counts_from);
                     lock(&self.work).tally.count_answer(&answer, latency, self.blast.count_codes);
                 }
                 Err(error) => {
@@ -386,20 +390,21 @@ impl<S: RequestSource> Desk<S> {
                     // A server that is gone is not asked again as fast as the loop can turn.
                     if matches!(error, CallError::Connect(_)) {
                         tokio::time::sleep(RECONNECT_PAUSE).await;
+                        now = monotonic_now();
                     }
                 }
             }
         }
     }
 
-    /// Waits until a request is due, writes it, and says from when on its latency counts.
-    async fn take_ticket(&self, request: &mut Vec<u8>) -> Option<Instant> {
-        if let Some(lane) = &self.lane
-            && !lane.take().await
-        {
-            return None;
+    /// Waits until a request is due, writes it, and says from when on its latency counts, and what time it is.
+    async fn take_ticket(&self, request: &mut Vec<u8>, mut now: Instant) -> Option<(Instant, Instant)> {
+        if let Some(lane) = &self.lane {
+            if !lane.take().await {
+                return None;
+            }
+            now = monotonic_now();
         }
-        let now = monotonic_now();
         let mut work = lock(&self.work);
         let over = match self.limit {
             Limit::Tickets(tickets) => work.tickets >= tickets,
@@ -417,10 +422,10 @@ impl<S: RequestSource> Desk<S> {
         *tickets += 1;
         tally.sent += 1;
         tally.bytes_out += length(request.len());
-        let Some(lane) = &self.lane else { return Some(now) };
+        let Some(lane) = &self.lane else { return Some((now, now)) };
         let due = self.started + lane.schedule.due_after(ticket, self.number, self.blast.threads);
         tally.lateness_us.saturating_record(micros(now.saturating_duration_since(due)));
-        Some(due)
+        Some((due, now))
     }
 
     /// Open loop: hands out what is due until all is. On the thread that sends it, so that none has to wake another.

@@ -182,9 +182,19 @@ impl Connection {
 
     /// As [`Connection::call`], for answers that take their time.
     pub async fn call_within(&mut self, request: &[u8], within: Duration) -> Result<Answer<'_>, CallError> {
+        self.call_at(monotonic_now(), request, within).await
+    }
+
+    /// The same for who knows what time it is.
+    pub async fn call_at(
+        &mut self,
+        now: std::time::Instant,
+        request: &[u8],
+        within: Duration,
+    ) -> Result<Answer<'_>, CallError> {
         self.connect().await?;
         let Some(mut stream) = self.stream.take() else { return Err(CallError::ConnectTimeout) };
-        let deadline = Instant::from_std(monotonic_now()) + within;
+        let deadline = Instant::from_std(now) + within;
         write_all(&stream, request, deadline).await?;
         let head = self.incoming.receive(&mut stream, deadline).await?;
         if !head.closes {
@@ -244,12 +254,15 @@ struct Incoming {
     filled: usize,
     /// Where a chunked body is put together.
     unchunked: Vec<u8>,
+    /// The last answer's head: nearly always the next one is the same, byte for byte, and need not be parsed.
+    known: Option<(Vec<u8>, Head)>,
     alarm: Alarm,
 }
 
 impl Incoming {
     fn new() -> Self {
-        Self { buffer: vec![0; BUFFER_BYTES], filled: 0, unchunked: Vec::new(), alarm: Alarm::new() }
+        let buffer = vec![0; BUFFER_BYTES];
+        Self { buffer, filled: 0, unchunked: Vec::new(), known: None, alarm: Alarm::new() }
     }
 
     async fn receive(&mut self, stream: &mut TcpStream, deadline: Instant) -> Result<Head, CallError> {
@@ -285,8 +298,14 @@ impl Incoming {
     async fn receive_head(&mut self, stream: &mut TcpStream, deadline: Instant) -> Result<Head, CallError> {
         loop {
             self.read_some(stream, deadline).await?;
+            if let Some((bytes, head)) = &self.known
+                && self.received().starts_with(bytes)
+            {
+                return Ok(*head);
+            }
             while let Some(head) = parse_head(self.received())? {
                 if head.status >= 200 {
+                    self.remember(head);
                     return Ok(head);
                 }
                 // An interim answer (100, 103): the real one comes after it.
@@ -294,6 +313,13 @@ impl Incoming {
                 self.filled -= head.bytes;
             }
         }
+    }
+
+    fn remember(&mut self, head: Head) {
+        let (mut bytes, _) = self.known.take().unwrap_or((Vec::new(), head));
+        bytes.clear();
+        bytes.extend_from_slice(self.received().get(..head.bytes).unwrap_or_default());
+        self.known = Some((bytes, head));
     }
 
     async fn receive_until(
@@ -557,6 +583,25 @@ mod tests {
         let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
         let (_, told) = one_answer(&[&[&answer]]).await;
         assert!(told == body.as_bytes());
+    }
+
+    #[tokio::test]
+    async fn a_head_as_the_one_before_is_taken_as_read_and_any_other_is_not() {
+        let answers = [
+            ("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nab", 200, "ab"),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\ncd", 200, "cd"),
+            ("HTTP/1.1 409 OK\r\ncontent-length: 2\r\n\r\nef", 409, "ef"),
+            ("HTTP/1.1 409 OK\r\ncontent-length: 3\r\n\r\nghi", 409, "ghi"),
+            // Its beginning is the head before it.
+            ("HTTP/1.1 409 OK\r\ncontent-length: 3\r\nretry-after: 1\r\n\r\njkl", 409, "jkl"),
+            ("HTTP/1.1 409 OK\r\ncontent-length: 3\r\n\r\nmno", 409, "mno"),
+        ];
+        let (addr, _serving) = server(&[&answers.map(|(answer, ..)| answer)]).await;
+        let mut connection = Connection::new(addr, Timeouts::default());
+        for (_, status, body) in answers {
+            let answer = connection.call(&hello()).await.unwrap();
+            assert_eq!((answer.status, answer.body), (status, body.as_bytes()));
+        }
     }
 
     #[tokio::test]
