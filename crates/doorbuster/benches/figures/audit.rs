@@ -30,7 +30,7 @@ const AUDIT_LIMIT: Duration = Duration::from_secs(600);
 pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     report.say(&format!("audit: {} orders are made and recorded first", plan.recorded_orders));
     let folder = TempDir::new()?;
-    let product = Product::start_with(folder.path(), &["audit.every_s=0"])?;
+    let product = Product::start_without_audits(folder.path())?;
     let sale = product.open_sale(1, u32::try_from(plan.recorded_orders)?.saturating_add(STOCK_BESIDE))?;
     let source = Minted::new(&product, &sale);
     record_orders(plan, &product, &sale, &source, plan.recorded_orders as u64)?;

@@ -136,7 +136,7 @@ pub fn measure(plan: &Plan, report: &mut Report, half_load: bool) -> anyhow::Res
 impl Ours {
     fn start(plan: &Plan) -> anyhow::Result<Self> {
         let folder = TempDir::new()?;
-        let product = Product::start(folder.path())?;
+        let product = Product::start_without_audits(folder.path())?;
         let sold_out = product.open_sale(1, 0)?;
         let plenty = product.open_sale(1, PLENTY)?;
         let request_bytes = Minted::new(&product, &sold_out).request_bytes();

@@ -43,6 +43,12 @@ impl Product {
         Self::start_as(folder, None, &[])
     }
 
+    /// Starts one that audits only when it is asked to. What runs for minutes beside others would otherwise be audited
+    /// whenever a minute is over, in the middle of somebody's measurement.
+    pub fn start_without_audits(folder: &Path) -> anyhow::Result<Self> {
+        Self::start_with(folder, &["audit.every_s=0"])
+    }
+
     /// Starts one that lives in the control group, where there is one.
     pub fn start_within(folder: &Path, quota: Option<&Quota>) -> anyhow::Result<Self> {
         Self::start_as(folder, quota, &[])

@@ -80,7 +80,7 @@ pub fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
 impl Aged {
     fn start(plan: &Plan, name: &'static str, offers: usize, buyers: usize) -> anyhow::Result<Self> {
         let folder = TempDir::new()?;
-        let product = Product::start(folder.path())?;
+        let product = Product::start_without_audits(folder.path())?;
         let plenty = product.open_sale(offers, PLENTY)?;
         // The gate keeps the buyers of all offers in one table: refusals here look for theirs among all of them.
         let sold_out = product.open_sale(offers, 0)?;

@@ -1,5 +1,5 @@
-//! The audits nobody asks for: every minute while a sale is open, and once after it, also when nobody was there to see it
-//! close. Owns when; not what.
+//! The audits nobody asks for: every minute while a sale is open, less often where one takes long, and once after it, also
+//! when nobody was there to see it close. Owns when; not what.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,6 +17,13 @@ use crate::ledger::LedgerResult;
 /// How often is looked whether an audit is due.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// From the beginning of an audit to the next it is so many times as long as that audit took, at least: of a night with
+/// millions of orders one would otherwise be at work half of the time.
+const APART_TIMES: u32 = 10;
+
+/// It is never longer than that, though: operators are told to raise an alarm after five minutes without a clean one.
+const APART_MAX: Duration = Duration::from_secs(240);
+
 /// Reports that are read at once, at the start: one may be long.
 const REPORTS_AT_ONCE: u32 = 20;
 
@@ -33,7 +40,7 @@ async fn watch(app: &Arc<App>) {
     if every.is_zero() {
         return;
     }
-    let mut watch = Watch { every, after, last: app.clock.instant(), sales: HashMap::new() };
+    let mut watch = Watch::new(every, after, app.clock.instant());
     match missed(app).await {
         Ok(missed) => missed.into_iter().for_each(|sale| watch.is_over(sale, app.clock.instant())),
         Err(error) => {
@@ -50,9 +57,13 @@ async fn watch(app: &Arc<App>) {
                 Due::All => None,
                 Due::After(sale) => Some(sale),
             };
+            let began = app.clock.instant();
             if app.audit(AuditRequest { sale_id, ..AuditRequest::default() }).await.is_none() {
                 tracing::warn!("an audit was due and too many are waiting; it is due again in its turn");
                 sale_id.into_iter().for_each(|sale| watch.is_over(sale, app.clock.instant()));
+            }
+            if due == Due::All {
+                watch.took(app.clock.instant().saturating_duration_since(began));
             }
         }
     }
@@ -108,12 +119,28 @@ enum Due {
 struct Watch {
     every: Duration,
     after: Duration,
+    /// When the last audit of everything began, and how long one took.
     last: Instant,
+    took: Duration,
     /// Sales that were open, and since when they are not.
     sales: HashMap<SaleId, Option<Instant>>,
 }
 
 impl Watch {
+    fn new(every: Duration, after: Duration, now: Instant) -> Self {
+        Self { every, after, last: now, took: Duration::ZERO, sales: HashMap::new() }
+    }
+
+    /// So long did an audit of everything take.
+    const fn took(&mut self, took: Duration) {
+        self.took = took;
+    }
+
+    /// From the beginning of one audit of everything to the next.
+    fn apart(&self) -> Duration {
+        self.every.max(self.took.saturating_mul(APART_TIMES).min(APART_MAX))
+    }
+
     /// A sale is over and must be audited once more.
     fn is_over(&mut self, sale: SaleId, now: Instant) {
         self.sales.insert(sale, Some(now));
@@ -142,7 +169,7 @@ impl Watch {
         if open.is_empty() {
             // The first one of a sale comes a while after its opening: before that there is nothing to see.
             self.last = now;
-        } else if now.saturating_duration_since(self.last) >= self.every {
+        } else if now.saturating_duration_since(self.last) >= self.apart() {
             self.last = now;
             if due != [Due::All] {
                 due.push(Due::All);
@@ -161,7 +188,7 @@ mod tests {
     fn every_minute_of_a_sale_and_once_after_it() {
         let start = Clock::system().instant();
         let (every, after) = (Duration::from_secs(60), Duration::from_secs(10));
-        let mut watch = Watch { every, after, last: start, sales: HashMap::new() };
+        let mut watch = Watch::new(every, after, start);
         let sale = SaleId(7);
         let mut made = Vec::new();
         for second in 0..400_u64 {
@@ -174,10 +201,29 @@ mod tests {
     }
 
     #[test]
+    fn an_audit_that_takes_long_comes_less_often() {
+        let start = Clock::system().instant();
+        let mut watch = Watch::new(Duration::from_secs(60), Duration::from_secs(10), start);
+        let mut made = Vec::new();
+        for second in 0..650_u64 {
+            if watch.due(&[SaleId(7)], start + Duration::from_secs(second)).contains(&Due::All) {
+                made.push(second);
+                let took = match made.len() {
+                    2 => 20,
+                    3 => 100,
+                    _ => 5,
+                };
+                watch.took(Duration::from_secs(took));
+            }
+        }
+        assert_eq!(made, [60, 120, 320, 560, 620]);
+    }
+
+    #[test]
     fn many_that_are_over_are_audited_together() {
         let start = Clock::system().instant();
         let (every, after) = (Duration::from_secs(60), Duration::from_secs(10));
-        let mut watch = Watch { every, after, last: start, sales: HashMap::new() };
+        let mut watch = Watch::new(every, after, start);
         for sale in 1..=3 {
             watch.is_over(SaleId(sale), start);
         }
