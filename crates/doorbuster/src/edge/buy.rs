@@ -244,7 +244,7 @@ fn read(app: &App, offer: &str, bytes: &[u8], patience: Duration, now: UnixMs) -
     let hint = unchecked.hint();
     let keys = Keys::of(app, card, hint.buyer);
     app.buyer_rate.fetch(keys.rate);
-    app.gate.fetch(keys.gate, hint.order);
+    app.gate.fetch(&card.gate, keys.gate, hint.order);
     match app.pass_keys.check(unchecked) {
         Ok(pass) if pass.offer == card.offer.id => Ok(judge(app, card, &pass, keys, quantity, patience, now)),
         Ok(_) | Err(_) => Err(Unreadable::Pass),

@@ -73,9 +73,12 @@ impl Gate {
     /// Has the memory fetched that a try of the buyer with this key will need, and does not wait for it: it is nearly
     /// always cold, and what is left to do before the try takes about as long.
     #[inline]
-    pub fn fetch(&self, key: Key, order: OrderId) {
+    pub fn fetch(&self, offer: &OfferGate, key: Key, order: OrderId) {
         self.memory.fetch(key);
-        self.unrecorded.fetch(order);
+        // Where nothing is left, no claim will need a place.
+        if offer.free() > 0 {
+            self.unrecorded.fetch(order);
+        }
     }
 
     /// Tries to take the units for the buyer with this key, without waiting for anything. From a grant on, it is
