@@ -159,15 +159,20 @@ impl Connection {
         Self { addr, timeouts, stream: None, incoming: Incoming::new() }
     }
 
-    /// Connects unless there is a connection that looks alive. Looking costs no system call.
+    /// Connects unless there is a connection that looks alive.
     pub async fn connect(&mut self) -> Result<(), CallError> {
-        if let Some(stream) = &self.stream {
-            // Without news from the server this is `WouldBlock`. Bytes nobody asked for are as bad as the end.
-            match stream.try_read(&mut [0]) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Ok(_) | Err(_) => self.stream = None,
-            }
-        }
+        if self.looks_alive() { Ok(()) } else { self.connect_anew().await }
+    }
+
+    /// Looking costs no system call.
+    fn looks_alive(&self) -> bool {
+        // Without news from the server this is `WouldBlock`. Bytes nobody asked for are as bad as the end.
+        let is_silent = |stream: &TcpStream| matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+        self.stream.as_ref().is_some_and(is_silent)
+    }
+
+    async fn connect_anew(&mut self) -> Result<(), CallError> {
+        self.stream = None;
         let connecting = tokio::time::timeout(self.timeouts.connect, TcpStream::connect(self.addr));
         let stream = connecting.await.map_err(|_| CallError::ConnectTimeout)?.map_err(CallError::Connect)?;
         stream.set_nodelay(true).map_err(CallError::Connect)?;
@@ -185,16 +190,21 @@ impl Connection {
         self.call_at(monotonic_now(), request, within).await
     }
 
-    /// The same for who knows what time it is.
+    /// The same for who knows what time it is. The time for the answer begins when there is a connection.
     pub async fn call_at(
         &mut self,
         now: std::time::Instant,
         request: &[u8],
         within: Duration,
     ) -> Result<Answer<'_>, CallError> {
-        self.connect().await?;
+        let began = if self.looks_alive() {
+            now
+        } else {
+            self.connect_anew().await?;
+            monotonic_now()
+        };
         let Some(mut stream) = self.stream.take() else { return Err(CallError::ConnectTimeout) };
-        let deadline = Instant::from_std(now) + within;
+        let deadline = Instant::from_std(began) + within;
         write_all(&stream, request, deadline).await?;
         let head = self.incoming.receive(&mut stream, deadline).await?;
         if !head.closes {

@@ -71,10 +71,12 @@ impl Call {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "told", rename_all = "snake_case")]
 pub enum What {
-    /// The sale's window, as a page shows it.
+    /// The sale's window, as a page shows it, and what this buyer wants of it.
     Window {
         opens_at: UnixMs,
         closes_at: UnixMs,
+        #[serde(default)]
+        wish: Option<Wish>,
     },
     /// The server's clock is this far ahead of ours, in milliseconds.
     Offset {
@@ -178,6 +180,15 @@ impl What {
     }
 }
 
+/// What a buyer wants, and what the page says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wish {
+    pub offer: OfferId,
+    /// Units in one order.
+    pub quantity: u32,
+    pub max_per_order: u32,
+}
+
 /// An order as it was shown at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
@@ -266,6 +277,15 @@ impl History {
     pub fn offset_ms(&self) -> Option<i64> {
         self.events.iter().find_map(|told| match &told.what {
             What::Offset { ms } => Some(*ms),
+            _ => None,
+        })
+    }
+
+    /// What this buyer wants; `None` in a history that was kept before that was written down, or without a page.
+    #[must_use]
+    pub fn wish(&self) -> Option<Wish> {
+        self.events.iter().find_map(|told| match &told.what {
+            What::Window { wish, .. } => *wish,
             _ => None,
         })
     }

@@ -11,7 +11,7 @@ use rules::id::{OfferId, OrderId};
 use rules::order::State;
 use rules::sale::{ChallengeKind, RegistrationKind};
 use rules::time::UnixMs;
-use rules::wire::{Code, OrderRequest, OrderView, PassGiven, Problem, SaleView, ServerTime};
+use rules::wire::{Code, OfferView, OrderRequest, OrderView, PassGiven, Problem, SaleView, ServerTime};
 use serde::Deserialize;
 use tokio::task::JoinSet;
 
@@ -20,7 +20,7 @@ use crate::clock::micros;
 use crate::connection::{CallError, Request};
 use crate::crowd::{Due, Heard, Reply, Scene, Tokens, count};
 use crate::history::{
-    BROKEN_OFF, Call, History, NO_ORDER, NO_PASS, OUR_OWN, Seen, Told, What, is_shedding, is_unsure,
+    BROKEN_OFF, Call, History, NO_ORDER, NO_PASS, OUR_OWN, Seen, Told, What, Wish, is_shedding, is_unsure,
 };
 use crate::push::{self, Line};
 use crate::scenario::{Ending, Fires, Follow, Kind, Loop, Register, Wanted, pick};
@@ -307,8 +307,10 @@ impl Person {
         let asked = self.scene.clock.instant();
         let heard = self.ask_patiently(Call::Sale, "GET", &path, None).await?;
         let sale: SaleView = read(&heard, "sale")?;
-        self.note(asked, What::Window { opens_at: sale.opens_at, closes_at: sale.closes_at });
-        let offer = self.wanted_offer(&sale)?;
+        let offer = self.wanted_offer(&sale);
+        let wish = offer.map(|offer| self.wish(offer));
+        self.note(asked, What::Window { opens_at: sale.opens_at, closes_at: sale.closes_at, wish });
+        let offer = offer.ok_or_else(|| GaveUp("the sale offers nothing".into()))?.id;
         let SaleView { opens_at, challenge, registration, .. } = sale;
         Ok(Page { opens_at, challenge, registration, offer })
     }
@@ -384,16 +386,17 @@ impl Person {
         Ok(Ticket { offer, order, body })
     }
 
-    fn wanted_offer(&self, sale: &SaleView) -> Result<OfferId, GaveUp> {
+    fn wish(&self, offer: &OfferView) -> Wish {
+        Wish { offer: offer.id, quantity: self.quantity(), max_per_order: offer.max_per_order }
+    }
+
+    fn wanted_offer<'a>(&self, sale: &'a SaleView) -> Option<&'a OfferView> {
         let number = usize::try_from(self.number).unwrap_or(0);
         let position = match self.scene.settings.wanted {
             Wanted::First => 0,
             Wanted::Spread => number.checked_rem(sale.offers.len()).unwrap_or(0),
         };
-        sale.offers
-            .get(position)
-            .map(|offer| offer.id)
-            .ok_or_else(|| GaveUp("the sale offers nothing".into()))
+        sale.offers.get(position)
     }
 
     async fn solve(

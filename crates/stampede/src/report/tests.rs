@@ -135,7 +135,7 @@ impl Script {
 
     fn arrive(&mut self, at_us: u64, took_us: u64) {
         let closes_at = OPENED_AT.plus_s(3_600);
-        self.tell(at_us, took_us, What::Window { opens_at: OPENED_AT, closes_at });
+        self.tell(at_us, took_us, What::Window { opens_at: OPENED_AT, closes_at, wish: None });
         self.tell(at_us + took_us, took_us / 2, What::Offset { ms: 0 });
     }
 

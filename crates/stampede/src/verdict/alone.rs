@@ -186,7 +186,14 @@ impl<'a> Answers<'a> {
 fn judge_orders(history: &History, ended: bool, findings: &mut Vec<Finding>) {
     let buyer = || history.buyer.clone();
     let mut live = Vec::new();
+    let wish = history.wish();
     for order in history.orders() {
+        if let Some(wish) =
+            wish.filter(|wish| wish.offer == order.offer && wish.max_per_order < order.quantity)
+        {
+            let (order, given, max) = (order.id, order.quantity, wish.max_per_order);
+            findings.push(Finding::MoreThanAllowed { buyer: buyer(), order, given, max });
+        }
         let shown = life::shown(history, order.id);
         life::judge(history, &shown, findings);
         match last_look(history, order.id) {

@@ -26,6 +26,11 @@ pub enum Finding {
         "Offer {offer}: a buyer was told sold out, no unit came back, and yet nobody has {missing} of its {stock} units."
     )]
     UnitNobodyHas { offer: OfferId, stock: u32, missing: u64 },
+    #[error(
+        "Offer {offer}: {code} was told {} while enough units were free: when buyer {buyer} was told so, {free} at least.",
+        many(*times, "time")
+    )]
+    RefusedWhileFree { offer: OfferId, code: String, buyer: String, times: u64, free: u64 },
     #[error("Offer {offer}: the operator sees {operator} units held or sold, the buyers have {buyers}.")]
     StatsDisagree { offer: OfferId, operator: u64, buyers: u64 },
     #[error("Offer {offer}: the operator sees {operator} units paid for, the buyers have paid for {buyers}.")]
@@ -52,6 +57,8 @@ pub enum Finding {
     StrangeNews { buyer: String, order: OrderId },
     #[error("Buyer {buyer} asked for {asked} units and order {order} says {given}.")]
     OtherQuantity { buyer: String, order: OrderId, asked: u32, given: u32 },
+    #[error("Buyer {buyer} has {given} units by order {order}, and the page says {max} at most.")]
+    MoreThanAllowed { buyer: String, order: OrderId, given: u32, max: u32 },
     #[error("Buyer {buyer} had a pass for offer {offer} and order {order} is of offer {given}.")]
     OtherOffer { buyer: String, order: OrderId, offer: OfferId, given: OfferId },
     #[error("Order {order} of buyer {buyer} changed its {what}, which never changes.")]
@@ -192,6 +199,7 @@ impl Finding {
             Self::DoesNotAddUp { .. }
             | Self::SoldOutWhileFree { .. }
             | Self::UnitNobodyHas { .. }
+            | Self::RefusedWhileFree { .. }
             | Self::StatsDisagree { .. }
             | Self::SoldDisagrees { .. }
             | Self::UnknownOffer { .. }
@@ -205,6 +213,7 @@ impl Finding {
             | Self::OtherShown { .. }
             | Self::StrangeNews { .. }
             | Self::OtherQuantity { .. }
+            | Self::MoreThanAllowed { .. }
             | Self::OtherOffer { .. }
             | Self::FactChanged { .. }
             | Self::RepeatRefused { .. }

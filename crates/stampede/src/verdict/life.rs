@@ -5,7 +5,7 @@ use rules::id::OrderId;
 use rules::order::{Event, Reason, State, Status, next};
 
 use super::finding::Finding;
-use crate::history::{History, Seen, Told, What};
+use crate::history::{Call, History, Seen, Told, What};
 
 /// One time it was shown.
 pub(super) type Shown<'a> = (&'a Told, &'a Seen);
@@ -167,4 +167,28 @@ const fn hides_an_end(before: &Seen, after: &Seen) -> bool {
         (State::AwaitingPayment, _) => steps > 1,
         _ => false,
     }
+}
+
+/// When it was told that the order has let go of its units for good; `None`: it has them, or may have come to life again.
+pub(super) fn ended_us(history: &History, shown: &[Shown<'_>]) -> Option<u64> {
+    let (_, last) = shown.iter().max_by_key(|(told, seen)| (seen.seq, told.told_us))?;
+    let for_good = match (last.state, last.reason) {
+        (State::Refused, _) | (State::Closed, Some(Reason::Cancelled)) => true,
+        // Late money may have found a unit for it, or may hold one while that is decided.
+        (State::Closed, Some(Reason::Timeout)) => !sent_money(history, last.id),
+        _ => false,
+    };
+    let ended = shown.iter().filter(|(_, seen)| !seen.is_live()).map(|(told, _)| told.told_us);
+    ended.min().filter(|_| for_good)
+}
+
+/// Whether this buyer's money for the order may have reached the shop.
+pub(super) fn sent_money(history: &History, wanted: OrderId) -> bool {
+    history.events.iter().any(|told| match &told.what {
+        What::Paid { order, .. } => *order == wanted,
+        What::Broken { call: Call::Sandbox, pass, .. } | What::Refused { call: Call::Sandbox, pass, .. } => {
+            *pass == Some(wanted)
+        }
+        _ => false,
+    })
 }

@@ -15,6 +15,9 @@ mod life;
 /// All histories against each other and against the operator's books.
 mod together;
 
+/// Every "sold out" against what may have been taken at its moment.
+mod supply;
+
 #[cfg(test)]
 mod tests;
 

@@ -17,13 +17,14 @@ use super::*;
 use crate::clock::Clock;
 use crate::crowd::{Crowd, CrowdSettings, Tokens};
 use crate::fake::{FakeShop, Manners, Pushes, SECRET};
-use crate::history::{Call, Seen, Told, What};
+use crate::history::{Call, Seen, Told, What, Wish};
 use crate::scenario::{Follow, Kind};
 
 const OFFER: OfferId = OfferId(1);
 const OPENS_AT: UnixMs = UnixMs(1_800_000_000_000);
 /// The crowd came in the opening's second.
 const STARTED_AT: UnixMs = OPENS_AT;
+const WISH: Wish = Wish { offer: OFFER, quantity: 1, max_per_order: 2 };
 
 /// Two units, three buyers: ann and bob have one each, cat heard "sold out".
 struct Case {
@@ -93,7 +94,7 @@ fn history(buyer: &str, id: u128, told: Vec<What>) -> History {
     let closes_at = OPENS_AT.plus_s(60);
     let expires_at = closes_at;
     let first = [
-        What::Window { opens_at: OPENS_AT, closes_at },
+        What::Window { opens_at: OPENS_AT, closes_at, wish: Some(WISH) },
         What::Offset { ms: 0 },
         What::Pass { offer: OFFER, order: OrderId(id), expires_at },
     ];
@@ -166,6 +167,32 @@ fn tell(case: &mut Case, buyer: usize, what: What) {
 fn push(case: &mut Case, buyer: usize, order: Seen) {
     tell(case, buyer, What::Pushed { order });
     told(case, buyer).last_mut().unwrap().asked_us = 1;
+}
+
+/// All that these buyers did after they had their pass came so much later.
+fn later(case: &mut Case, buyers: &[usize], us: u64) {
+    for buyer in buyers {
+        for event in told(case, *buyer).iter_mut().skip(3) {
+            (event.asked_us, event.told_us) = (event.asked_us + us, event.told_us + us);
+        }
+    }
+}
+
+/// Cat was told sold out at once. (Who is told busy may have had a unit for a moment.)
+fn never_busy(case: &mut Case) {
+    told(case, 2).remove(3);
+}
+
+/// The buyer's order is cancelled, and its unit free in the end.
+fn cancel(case: &mut Case, buyer: usize) {
+    let id = case.books[buyer].order.id;
+    let mut closed = seen(id.0, State::Closed, 3);
+    closed.reason = Some(Reason::Cancelled);
+    tell(case, buyer, What::Cancelled { order: closed });
+    tell(case, buyer, What::Looked { id, found: Some(closed), last: true });
+    let order = &mut case.books[buyer].order;
+    (order.state, order.seq) = (State::Closed, 3);
+    case.after = stats(1, 1);
 }
 
 /// Changes the order a try or a look has shown.
@@ -261,6 +288,34 @@ const LIES: &[Lie] = lies! {
         (last.asked_us, last.told_us, last.what) = (200, 200, What::Looked { id: OrderId(14), found: Some(closed), last: true });
         told(case, 0).extend(other.into_iter().skip(2).chain([last]));
     } => Finding::TwoLiveOrders { .. },
+    more_units_than_the_page_allows: |case| {
+        if let What::Order { asked, .. } = &mut told(case, 0)[3].what { *asked = 3; }
+        for position in [3, 4, 5] { show(&mut told(case, 0)[position], |order| order.quantity = 3); }
+    } => Finding::MoreThanAllowed { given: 3, max: 2, .. },
+    sold_out_before_anybody_came: |case| {
+        never_busy(case);
+        later(case, &[0, 1], 1_000);
+    } => Finding::RefusedWhileFree { times: 1, free: 2, .. },
+    not_enough_with_one_free: |case| {
+        never_busy(case);
+        later(case, &[1], 1_000);
+        told(case, 2)[3].what = refused(12, Code::NotEnough);
+    } => Finding::RefusedWhileFree { times: 1, free: 1, .. },
+    sold_out_for_seconds_after_a_cancel: |case| {
+        never_busy(case);
+        cancel(case, 1);
+        later(case, &[2], 2_100_000);
+    } => Finding::RefusedWhileFree { times: 1, free: 1, .. },
+    sold_out_for_seconds_after_who_hung_up_had_nothing: |case| {
+        never_busy(case);
+        case.histories.remove(1);
+        case.books.pop();
+        case.after = stats(1, 1);
+        let (pass, bytes) = (OrderId(11), 300);
+        let looked = What::Looked { id: pass, found: None, last: true };
+        case.histories.push(history("dan", 11, vec![What::HungUp { pass, bytes }, looked]));
+        later(case, &[1], 5_100_000);
+    } => Finding::RefusedWhileFree { times: 1, free: 1, .. },
     an_order_of_another_buyer: |case| {
         let what = looked(11, State::AwaitingPayment, 2, true);
         tell(case, 0, what);
@@ -446,6 +501,30 @@ fn honest_nights_are_clean() {
             earlier.created_at = OPENS_AT.plus_ms(-60_000);
             push(case, 2, earlier);
             tell(case, 2, What::Looked { id: OrderId(40), found: Some(earlier), last: true });
+        }),
+        ("sold out after a busy whose claim may have had a unit", |case| later(case, &[1], 1_000)),
+        ("sold out while a cancelled unit was on its way back", |case| {
+            cancel(case, 1);
+            later(case, &[2], 1_900_000);
+        }),
+        ("sold out while nobody knows whether who was told unsure has it", |case| {
+            case.histories.remove(1);
+            case.books.pop();
+            case.after = stats(1, 1);
+            case.histories.push(history("dan", 13, vec![refused(13, Code::Unsure)]));
+            later(case, &[1], 60_000_000);
+        }),
+        ("sold out for who wanted more than one unit", |case| {
+            later(case, &[1], 1_000);
+            if let What::Window { wish: Some(wish), .. } = &mut told(case, 2)[0].what {
+                wish.quantity = 2;
+            }
+        }),
+        ("sold out in a history that does not say how many were wanted", |case| {
+            later(case, &[1], 1_000);
+            if let What::Window { wish, .. } = &mut told(case, 2)[0].what {
+                *wish = None;
+            }
         }),
         ("late money went back", |case| {
             let mut closed = seen(10, State::Closed, 3);
@@ -763,6 +842,18 @@ fn an_offer_the_operator_does_not_know_is_found() {
 #[test]
 fn a_queue_that_is_not_empty_is_said() {
     check(|case| case.after.queue.depth = 4, "The queue still holds 4 claims: this is too early to judge.");
+}
+
+#[test]
+fn sold_out_while_enough_was_free_is_found() {
+    check(
+        |case| {
+            never_busy(case);
+            later(case, &[0, 1], 1_000);
+        },
+        "Offer 00000000000000000000000001: sold_out was told 1 time while enough units were free: when buyer cat was \
+         told so, 2 at least.",
+    );
 }
 
 #[test]

@@ -11,7 +11,7 @@ use rules::wire::{Code, OfferStats, OperatorOrder, OrderView, Stats};
 use super::Evidence;
 use super::alone::{CLOCK_MARGIN_MS, is_old, last_look};
 use super::finding::Finding;
-use super::life;
+use super::{life, supply};
 use crate::history::{Call, History, Seen, What, is_unsure};
 
 pub(super) fn judge(evidence: &Evidence<'_>, findings: &mut Vec<Finding>) {
@@ -34,6 +34,7 @@ pub(super) fn judge(evidence: &Evidence<'_>, findings: &mut Vec<Finding>) {
     }
     if let Some(after) = evidence.after {
         judge_stats(evidence, after, findings);
+        supply::judge(evidence, after, findings);
     }
     judge_books(evidence, findings);
 }
@@ -103,7 +104,7 @@ fn judge_window(histories: &[History], findings: &mut Vec<Finding>) {
 }
 
 /// When a pass was first tried: a repeat of an older try shows its order also after the end.
-fn first_tried_us(history: &History, wanted: OrderId) -> u64 {
+pub(super) fn first_tried_us(history: &History, wanted: OrderId) -> u64 {
     let tried = history.events.iter().filter(|told| told.what.tried_with() == Some(wanted));
     tried.map(|told| told.asked_us).min().unwrap_or(0)
 }
@@ -302,7 +303,7 @@ impl Since<'_> {
         };
         let by_itself = match order.state {
             State::Closed => has_lapsed(order),
-            State::Paid => sent_money(history, seen.id),
+            State::Paid => life::sent_money(history, seen.id),
             _ => false,
         };
         match (by_itself, order.seq - seen.seq) {
@@ -318,21 +319,10 @@ impl Since<'_> {
         let over = |pay_by: UnixMs| self.gathered_at.is_some_and(|at| pay_by <= at.plus_ms(CLOCK_MARGIN_MS));
         let may_lapse = seen.state == State::AwaitingPayment && seen.pay_by.is_some_and(over);
         let lapsed = seen.state == State::Closed && seen.reason == Some(Reason::Timeout);
-        let may_be_paid = (may_lapse || lapsed) && sent_money(history, seen.id);
+        let may_be_paid = (may_lapse || lapsed) && life::sent_money(history, seen.id);
         let lapse = may_lapse.then_some(State::Closed);
         lapse.into_iter().chain(may_be_paid.then_some(State::Paid)).collect()
     }
-}
-
-/// Whether this buyer's money for the order may have reached the shop.
-fn sent_money(history: &History, wanted: OrderId) -> bool {
-    history.events.iter().any(|told| match &told.what {
-        What::Paid { order, .. } => *order == wanted,
-        What::Broken { call: Call::Sandbox, pass, .. } | What::Refused { call: Call::Sandbox, pass, .. } => {
-            *pass == Some(wanted)
-        }
-        _ => false,
-    })
 }
 
 fn judge_stats(evidence: &Evidence<'_>, after: &Stats, findings: &mut Vec<Finding>) {
