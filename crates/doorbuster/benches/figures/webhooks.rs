@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use bytes::Bytes;
 use doorbuster::clock::Clock;
+use doorbuster::config::AuthSettings;
 use doorbuster::edge::auth::sign_demo_token;
 use futures_util::{SinkExt as _, StreamExt as _};
 use http_body_util::{BodyExt as _, Empty};
@@ -20,7 +21,6 @@ use rules::buyer::BuyerId;
 use rules::id::OfferId;
 use rules::pass::{Pass, PassKeys};
 use rules::time::UnixMs;
-use secrecy::SecretString;
 use serde_json::{Value, json};
 use stampede::blast::{Pace, Until};
 use tempfile::TempDir;
@@ -198,8 +198,8 @@ type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 impl Buyer {
     fn new(address: SocketAddr, offer: OfferId, client: reqwest::Client, name: &str) -> anyhow::Result<Self> {
         let id = BuyerId::parse(name).map_err(|_| anyhow::anyhow!("{name} is no buyer"))?;
-        let secret = SecretString::from(AUTH_SECRET);
-        let token = sign_demo_token(&secret, &id, Duration::from_secs(3_600), &Clock::system())?;
+        let settings = AuthSettings { hs256_secret: Some(AUTH_SECRET.into()), ..AuthSettings::default() };
+        let token = sign_demo_token(&settings, &id, Duration::from_secs(3_600), &Clock::system())?;
         let keys = PassKeys::new(PASS_SECRET.as_bytes(), None);
         Ok(Self { address, offer, client, id, token, keys })
     }

@@ -342,6 +342,12 @@ impl Settings {
         if is_public(&self.listen) && self.demo {
             warn("listen", "demo mode is on and others can reach it: anybody may log in and \"pay\".");
         }
+        if self.demo && self.auth.jwks.is_some() {
+            warn(
+                "demo",
+                "is on, but with auth.jwks there is no secret to sign with: /api/v1/demo/login does not exist.",
+            );
+        }
         let has_real = |providers: Providers| providers.names().next().is_some();
         if self.payment.sandbox && !self.demo && self.lets_others_in() {
             warn(
@@ -653,6 +659,9 @@ mod tests {
             ["listen"]
         );
         assert_eq!(warned(&["pass.secret=0123456789abcdef0123456789abcdef-admin"]), ["pass.secret"]);
+        let published = ["auth.hs256_secret=", "auth.jwks=https://shop.example/jwks", "auth.audience=drops"];
+        assert_eq!(warned(&published), Vec::<&str>::new());
+        assert_eq!(warned(&[&published[..], &["demo=true"]].concat()), ["demo"]);
         let public = ["listen=0.0.0.0:80", "limits.trusted_proxies=10.0.0.0/8"];
         let sentence =
             |flag: &str| with(&[&public[..], &[flag]].concat()).check().unwrap().remove(0).to_string();

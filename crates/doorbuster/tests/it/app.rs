@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use doorbuster::app::{App, Server};
 use doorbuster::clock::Clock;
-use doorbuster::config::Settings;
+use doorbuster::config::{AuthSettings, Settings};
 use doorbuster::edge::auth::sign_demo_token;
 use doorbuster::ledger::Changed;
 use doorbuster::queue::sqlite;
@@ -15,7 +15,6 @@ use rules::buyer::BuyerId;
 use rules::pass::{Pass, PassKeys};
 use rules::sale::SaleAction;
 use rules::time::UnixMs;
-use secrecy::SecretString;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::disk::{Beside, Disk};
@@ -25,6 +24,13 @@ use tokio_util::sync::CancellationToken;
 pub const ADMIN_KEY: &str = "test-admin-key-0123456789abcdef0123456789abcdef";
 pub const AUTH_SECRET: &str = "test-auth-secret-0123456789abcdef0123456789abcdef";
 pub const PASS_SECRET: &str = "test-pass-secret-0123456789abcdef0123456789abcdef";
+
+/// A token that is good for an hour, as the shop's issuer would sign it.
+pub fn token_of(buyer: &str, clock: &Clock) -> String {
+    let settings = AuthSettings { hs256_secret: Some(AUTH_SECRET.into()), ..AuthSettings::default() };
+    let buyer = BuyerId::parse(buyer).unwrap();
+    sign_demo_token(&settings, &buyer, Duration::from_secs(3_600), clock).unwrap()
+}
 
 /// How long a test waits for what must come: a busy machine and a slow disk take their time, and who waits for less is
 /// told of a defect that is none.
@@ -105,10 +111,7 @@ impl TestApp {
     }
 
     pub fn buyer(&self, name: &str) -> TestBuyer<'_> {
-        let id = BuyerId::parse(name).unwrap();
-        let secret = SecretString::from(AUTH_SECRET);
-        let token = sign_demo_token(&secret, &id, Duration::from_secs(3_600), &self.app.clock).unwrap();
-        TestBuyer { app: self, name: name.to_owned(), token }
+        TestBuyer { app: self, name: name.to_owned(), token: token_of(name, &self.app.clock) }
     }
 
     /// Sends a request as whoever holds `token`, and states the status it must have.

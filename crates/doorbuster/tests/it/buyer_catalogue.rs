@@ -6,6 +6,7 @@ use aws_lc_rs::hmac;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use doorbuster::ledger::Block;
+use reqwest::header::HeaderValue;
 use rules::buyer::BuyerId;
 use rules::sale::SaleAction;
 use rules::wire::Code;
@@ -367,7 +368,10 @@ async fn a_sale_without_registration_takes_none() {
 async fn a_buyer_sees_the_own_standing() {
     let app = TestApp::start().await;
     assert_code(&app.call("GET", "/api/v1/me", None, None, 401).await, "unauthorized");
-    assert_code(&app.call("GET", "/api/v1/me", Some("no token"), None, 401).await, "unauthorized");
+    let (status, headers, problem) =
+        app.send(app.client.get(app.url("/api/v1/me")).bearer_auth("no token")).await;
+    assert_eq!((status, &headers["www-authenticate"]), (401, &HeaderValue::from_static("Bearer")));
+    assert_code(&problem, "unauthorized");
     let me = app.buyer("ann").call("GET", "/api/v1/me", None, 200).await;
     let expected = json!({
         "buyer": "ann", "strikes": 0, "strikes_limit": 3, "blocked_until": null, "next_decay_at": null,
@@ -386,7 +390,8 @@ async fn only_a_demo_logs_anybody_in() {
     let app = TestApp::start().await;
     let ann = json!({"buyer": "ann"});
     assert_code(&app.call("POST", "/api/v1/demo/login", None, Some(&ann), 404).await, "not_found");
-    let demo = TestApp::with(&["demo=true"]).await;
+    // Also one that is particular about its tokens.
+    let demo = TestApp::with(&["demo=true", "auth.issuer=the-shop", "auth.audience=drops"]).await;
     let login = demo.call("POST", "/api/v1/demo/login", None, Some(&ann), 200).await;
     let me = demo.call("GET", "/api/v1/me", login["token"].as_str(), None, 200).await;
     assert_eq!(me["buyer"], "ann");

@@ -11,7 +11,6 @@ mod heavy {
 
     use doorbuster::clock::Clock;
     use doorbuster::crash::POINTS;
-    use doorbuster::edge::auth::sign_demo_token;
     use futures_util::StreamExt as _;
     use parking_lot::Mutex;
     use rand::RngExt as _;
@@ -20,10 +19,9 @@ mod heavy {
     use rules::pass::{Pass, PassKeys};
     use rules::time::UnixMs;
     use rusqlite::Connection;
-    use secrecy::SecretString;
     use serde_json::{Value, json};
 
-    use crate::app::{ADMIN_KEY, AUTH_SECRET, PASS_SECRET, PATIENCE};
+    use crate::app::{ADMIN_KEY, PASS_SECRET, PATIENCE, token_of};
     use crate::served::{Answer, Server};
     use crate::torture::{Evidence, Torture};
 
@@ -198,8 +196,7 @@ mod heavy {
     }
 
     fn token(buyer: &str) -> String {
-        let (secret, buyer) = (SecretString::from(AUTH_SECRET), BuyerId::parse(buyer).unwrap());
-        sign_demo_token(&secret, &buyer, Duration::from_secs(600), &Clock::system()).unwrap()
+        token_of(buyer, &Clock::system())
     }
 
     /// One buyer after the other until the server is gone: some click twice, some hang up in the middle, some cancel.

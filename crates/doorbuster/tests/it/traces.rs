@@ -7,15 +7,12 @@ use std::time::Duration;
 use axum::extract::State;
 use bytes::Bytes;
 use doorbuster::clock::Clock;
-use doorbuster::edge::auth::sign_demo_token;
 use http::{StatusCode, Uri};
 use parking_lot::Mutex;
-use rules::buyer::BuyerId;
-use secrecy::SecretString;
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use crate::app::{AUTH_SECRET, draft, eventually};
+use crate::app::{draft, eventually, token_of};
 use crate::served::Server;
 use crate::webhooks::INSIDE;
 
@@ -71,9 +68,7 @@ async fn purchase(collector: &Collector, ratio: &str) -> Private {
     server.operate("POST", &publish, None).await;
 
     let offer = sale["offers"][0]["id"].as_str().unwrap();
-    let ann = BuyerId::parse("ann-of-the-traces").unwrap();
-    let secret = SecretString::from(AUTH_SECRET);
-    let token = sign_demo_token(&secret, &ann, Duration::from_secs(600), &Clock::system()).unwrap();
+    let token = token_of("ann-of-the-traces", &Clock::system());
     let pass = server.call("POST", &format!("/api/v1/offers/{offer}/pass"), &token, None).await.unwrap().1;
     let body = json!({"pass": pass["pass"], "quantity": 1});
     let tries = format!("/api/v1/offers/{offer}/orders");

@@ -7,12 +7,9 @@ mod heavy {
     use std::time::Duration;
 
     use doorbuster::clock::Clock;
-    use doorbuster::edge::auth::sign_demo_token;
-    use rules::buyer::BuyerId;
-    use secrecy::SecretString;
     use serde_json::json;
 
-    use crate::app::{ADMIN_KEY, AUTH_SECRET, eventually};
+    use crate::app::{ADMIN_KEY, eventually, token_of};
     use crate::served::Server;
     use crate::webhooks::{INSIDE, Receiver};
 
@@ -21,8 +18,7 @@ mod heavy {
     }
 
     fn token(name: &str) -> String {
-        let (secret, buyer) = (SecretString::from(AUTH_SECRET), BuyerId::parse(name).unwrap());
-        sign_demo_token(&secret, &buyer, Duration::from_secs(600), &Clock::system()).unwrap()
+        token_of(name, &Clock::system())
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -1124,10 +1124,7 @@ pub mod heavy {
     }
 
     fn token(buyer: &str) -> String {
-        let id = rules::buyer::BuyerId::parse(buyer).unwrap();
-        let secret = secrecy::SecretString::from(AUTH_SECRET);
-        let life = Duration::from_secs(3_600);
-        doorbuster::edge::auth::sign_demo_token(&secret, &id, life, &Clock::system()).unwrap()
+        crate::app::token_of(buyer, &Clock::system())
     }
 
     /// An open sale; its offer.

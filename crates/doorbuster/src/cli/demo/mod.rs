@@ -12,7 +12,7 @@ use doorbuster::config::Settings;
 use doorbuster::telemetry::init_logging;
 use rules::sale::STOCK_MAX;
 use rules::wire::{AuditRequest, SaleView, Stats};
-use secrecy::SecretString;
+use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Value, json};
 use stampede::crowd::{Crowd, CrowdSettings, Outcome, Tokens};
 use stampede::desk::once_quiet;
@@ -270,12 +270,11 @@ impl Shop {
             .tempdir()
             .context("no temporary folder can be made; set TMPDIR to a folder that can be written")?;
         let (listener, address, moved) = bind_or_any(&demo.listen)?;
-        let (admin_key, auth_secret) = (random_text(), throwaway_secret());
         let mut flags = vec![
             format!("listen={address}"),
             format!("data_dir={}", folder.path().display()),
-            format!("admin_key={admin_key}"),
-            format!("auth.hs256_secret={auth_secret}"),
+            format!("admin_key={}", random_text()),
+            format!("auth.hs256_secret={}", throwaway_secret()),
             format!("pass.secret={}", throwaway_secret()),
             "demo=true".to_owned(),
             "payment.sandbox=true".to_owned(),
@@ -289,8 +288,13 @@ impl Shop {
             let sentences: Vec<String> = problems.iter().map(ToString::to_string).collect();
             anyhow::bail!("{}", sentences.join("\n"));
         }
+        // They may have been chosen with `--set`.
+        let text = |secret: &Option<SecretString>| {
+            secret.as_ref().map_or_else(String::new, |secret| secret.expose_secret().to_owned())
+        };
+        let admin_key = text(&settings.admin_key);
         let tokens = Tokens::Signed {
-            secret: auth_secret.into_bytes(),
+            secret: text(&settings.auth.hs256_secret).into_bytes(),
             issuer: settings.auth.issuer.clone(),
             audience: settings.auth.audience.clone(),
         };

@@ -8,7 +8,7 @@ use anyhow::Context;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, decode_header};
 use rules::buyer::{BuyerId, BuyerIdError};
 use rules::time::UnixMs;
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::ExposeSecret;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
@@ -173,20 +173,26 @@ pub fn check_jwks(jwks: &str) -> Result<(), String> {
 struct DemoClaims<'a> {
     sub: &'a str,
     exp: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    iss: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aud: Option<&'a str>,
 }
 
-/// Signs a token for the demo's login, as a shop's issuer would.
+/// Signs a token for the demo's login, as a shop's issuer would: one that these settings let in. They must have a secret.
 pub fn sign_demo_token(
-    secret: &SecretString,
+    settings: &AuthSettings,
     buyer: &BuyerId,
     ttl: Duration,
     clock: &Clock,
 ) -> anyhow::Result<String> {
     install_crypto();
+    let secret = settings.hs256_secret.as_ref().context("no auth.hs256_secret is set to sign with")?;
     let ttl_s = i64::try_from(ttl.as_secs()).context("the token would outlive the calendar")?;
     let exp = (clock.now().0 / 1_000).saturating_add(ttl_s);
     let key = EncodingKey::from_secret(secret.expose_secret().as_bytes());
-    let claims = DemoClaims { sub: buyer.as_str(), exp };
+    let (iss, aud) = (settings.issuer.as_deref(), settings.audience.as_deref());
+    let claims = DemoClaims { sub: buyer.as_str(), exp, iss, aud };
     jsonwebtoken::encode(&Header::new(Algorithm::HS256), &claims, &key).context("the token cannot be signed")
 }
 

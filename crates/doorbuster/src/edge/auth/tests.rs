@@ -505,14 +505,18 @@ async fn a_token_dies_by_our_clock() {
 
 #[tokio::test]
 async fn a_demo_token_says_who_and_until_when() {
-    let settings = AuthSettings { hs256_secret: Some(SECRET.into()), ..AuthSettings::default() };
-    let clock = clock();
-    let auth = Authenticator::from_settings(&settings, clock.clone()).await.unwrap();
-    let ann = BuyerId::parse("ann").unwrap();
-    let token = sign_demo_token(&SECRET.into(), &ann, Duration::from_secs(60), &clock).unwrap();
-    assert_eq!(auth.buyer(&token), Ok(ann));
-    clock.advance(Duration::from_secs(65));
-    assert_eq!(auth.buyer(&token), Err(TokenRefusal::Expired));
+    let bare = AuthSettings { hs256_secret: Some(SECRET.into()), ..AuthSettings::default() };
+    let strict =
+        AuthSettings { issuer: Some("the shop".into()), audience: Some("drops".into()), ..bare.clone() };
+    for settings in [bare, strict] {
+        let clock = clock();
+        let auth = Authenticator::from_settings(&settings, clock.clone()).await.unwrap();
+        let ann = BuyerId::parse("ann").unwrap();
+        let token = sign_demo_token(&settings, &ann, Duration::from_secs(60), &clock).unwrap();
+        assert_eq!(auth.buyer(&token), Ok(ann));
+        clock.advance(Duration::from_secs(65));
+        assert_eq!(auth.buyer(&token), Err(TokenRefusal::Expired));
+    }
 }
 
 proptest! {

@@ -2,18 +2,14 @@
 
 mod heavy {
     use std::path::Path;
-    use std::time::Duration;
 
     use doorbuster::clock::Clock;
     use doorbuster::crash::{DETOUR_POINTS, MONEY_POINTS};
-    use doorbuster::edge::auth::sign_demo_token;
-    use rules::buyer::BuyerId;
     use rules::time::UnixMs;
-    use secrecy::SecretString;
     use serde_json::{Value, json};
     use tempfile::TempDir;
 
-    use crate::app::{ADMIN_KEY, AUTH_SECRET, eventually};
+    use crate::app::{ADMIN_KEY, eventually, token_of};
     use crate::money::{PRICE, SANDBOX, StandIn, refund, willing};
     use crate::served::Server;
 
@@ -55,9 +51,7 @@ mod heavy {
     }
 
     fn token() -> String {
-        let ann = BuyerId::parse("ann").unwrap();
-        let secret = SecretString::from(AUTH_SECRET);
-        sign_demo_token(&secret, &ann, Duration::from_secs(3_600), &Clock::system()).unwrap()
+        token_of("ann", &Clock::system())
     }
 
     /// A folder with a sale of one unit and an order of it.

@@ -198,10 +198,7 @@ async fn on_a_public_listener_it_serves_rehearsals_alone() {
         let response = request.header("prefer", "wait=20").json(&body).send().await.unwrap();
         (response.status().as_u16(), response.json::<Value>().await.unwrap())
     };
-    let id = rules::buyer::BuyerId::parse("ann").unwrap();
-    let secret = secrecy::SecretString::from(crate::app::AUTH_SECRET);
-    let hour = Duration::from_secs(3_600);
-    let token = doorbuster::edge::auth::sign_demo_token(&secret, &id, hour, &app.clock).unwrap();
+    let token = crate::app::token_of("ann", &app.clock);
     for (rehearsal, status) in [(false, 422), (true, 200)] {
         let mut draft = draft(1);
         draft["rehearsal"] = json!(rehearsal);
