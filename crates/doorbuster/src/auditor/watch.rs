@@ -1,14 +1,14 @@
 //! The audits nobody asks for: every minute while a sale is open, less often where one takes long, and once after it, also
 //! when nobody was there to see it close. Owns when; not what.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rules::id::SaleId;
 use rules::sale::{Phase, Sale, SaleState};
 use rules::time::UnixMs;
-use rules::wire::{AuditRequest, AuditView};
+use rules::wire::{AuditRequest, AuditState, AuditView};
 
 use crate::app::App;
 use crate::catalogue::is_public;
@@ -49,31 +49,46 @@ async fn watch(app: &Arc<App>) {
     }
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut looked_at = app.clock.now();
     loop {
         ticks.tick().await;
-        let open = open_sales(app);
-        for due in watch.due(&open, app.clock.instant()) {
-            let sale_id = match due {
-                Due::All => None,
-                Due::After(sale) => Some(sale),
-            };
-            let began = app.clock.instant();
-            if app.audit(AuditRequest { sale_id, ..AuditRequest::default() }).await.is_none() {
-                tracing::warn!("an audit was due and too many are waiting; it is due again in its turn");
-                sale_id.into_iter().for_each(|sale| watch.is_over(sale, app.clock.instant()));
-            }
-            if due == Due::All {
-                watch.took(app.clock.instant().saturating_duration_since(began));
+        let now = app.clock.now();
+        let sales = Sales::seen(app, looked_at, now);
+        looked_at = now;
+        let Some(due) = watch.due(&sales, app.clock.instant()) else { continue };
+        let began = app.clock.instant();
+        let made = app.audit(AuditRequest { sale_id: due.of, ..AuditRequest::default() }).await;
+        let ended = app.clock.instant();
+        match made.filter(|made| made.state != AuditState::Failed) {
+            Some(_) => watch.made(&due, ended.saturating_duration_since(began)),
+            None => {
+                tracing::warn!("an audit was due and could not be made; it is due again in its turn");
+                watch.not_made(due, ended);
             }
         }
     }
 }
 
-fn open_sales(app: &App) -> Vec<SaleId> {
-    let now = app.clock.now();
-    let catalogue = app.catalogue.read();
-    let is_open = |sale: &Sale| sale.phase(now) == Phase::Open && sale.state != SaleState::Ended;
-    catalogue.sales.values().filter(|card| is_open(&card.sale)).map(|card| card.sale.id).collect()
+/// The sales that a look finds.
+#[derive(Debug, Default)]
+struct Sales {
+    open: Vec<SaleId>,
+    /// Those that may have been open at some time since the last look: while an audit is made nobody looks.
+    since: Vec<SaleId>,
+}
+
+impl Sales {
+    fn seen(app: &App, last: UnixMs, now: UnixMs) -> Self {
+        let catalogue = app.catalogue.read();
+        let known = || catalogue.sales.values().map(|card| &card.sale).filter(|sale| is_public(sale.state));
+        let is_open = |sale: &&Sale| sale.phase(now) == Phase::Open && sale.state != SaleState::Ended;
+        let was_open = |sale: &&Sale| sale.window.opens_at <= now && sale.window.closes_at >= last;
+        let ids = |sale: &Sale| sale.id;
+        Self {
+            open: known().filter(is_open).map(ids).collect(),
+            since: known().filter(was_open).map(ids).collect(),
+        }
+    }
 }
 
 /// Sales that are over and were not audited since: the process ended before it could, or was not there.
@@ -106,12 +121,13 @@ fn audited(over: &mut BTreeMap<u128, (SaleId, UnixMs)>, audit: &AuditView) {
     over.retain(|_, (sale, after)| !(covers(*sale) && audit.started_at >= *after));
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Due {
-    /// Everything, because a sale is open.
-    All,
-    /// One sale, because it is over.
-    After(SaleId),
+/// An audit that is due.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Due {
+    /// The only sale that is over; else it is one of everything.
+    of: Option<SaleId>,
+    /// The sales that are over and wait for it.
+    over: Vec<SaleId>,
 }
 
 /// What was seen so far.
@@ -124,16 +140,27 @@ struct Watch {
     took: Duration,
     /// Sales that were open, and since when they are not.
     sales: HashMap<SaleId, Option<Instant>>,
+    /// Sales that are over and had their audit, as long as a look may still find that they were open.
+    done: HashSet<SaleId>,
 }
 
 impl Watch {
     fn new(every: Duration, after: Duration, now: Instant) -> Self {
-        Self { every, after, last: now, took: Duration::ZERO, sales: HashMap::new() }
+        let (took, sales, done) = (Duration::ZERO, HashMap::new(), HashSet::new());
+        Self { every, after, last: now, took, sales, done }
     }
 
-    /// So long did an audit of everything take.
-    const fn took(&mut self, took: Duration) {
-        self.took = took;
+    /// An audit that was due was made, and took so long.
+    const fn made(&mut self, due: &Due, took: Duration) {
+        if due.of.is_none() {
+            self.took = took;
+        }
+    }
+
+    /// It was not made. Who waits for it waits for the next one, and nothing is known of how long one takes.
+    fn not_made(&mut self, due: Due, now: Instant) {
+        self.took = Duration::ZERO;
+        due.over.into_iter().for_each(|sale| self.is_over(sale, now));
     }
 
     /// From the beginning of one audit of everything to the next.
@@ -146,12 +173,36 @@ impl Watch {
         self.sales.insert(sale, Some(now));
     }
 
-    fn due(&mut self, open: &[SaleId], now: Instant) -> Vec<Due> {
-        let mut due = Vec::new();
-        for sale in open {
+    fn due(&mut self, sales: &Sales, now: Instant) -> Option<Due> {
+        for sale in &sales.open {
             self.sales.insert(*sale, None);
         }
-        let after = self.after;
+        self.done.retain(|sale| sales.since.contains(sale) && !sales.open.contains(sale));
+        for sale in sales.since.iter().filter(|sale| !self.done.contains(sale)) {
+            self.sales.entry(*sale).or_insert(None);
+        }
+        let over = self.take_over(&sales.open, now);
+        self.done.extend(&over);
+        let is_time = if sales.open.is_empty() {
+            // The first one of a sale comes a while after its opening: before that there is nothing to see.
+            (self.last, self.took) = (now, Duration::ZERO);
+            false
+        } else {
+            now.saturating_duration_since(self.last) >= self.apart()
+        };
+        if is_time {
+            self.last = now;
+        }
+        match *over {
+            [] if !is_time => None,
+            [sale] if !is_time => Some(Due { of: Some(sale), over }),
+            _ => Some(Due { of: None, over }),
+        }
+    }
+
+    /// Sales that have been over for long enough.
+    fn take_over(&mut self, open: &[SaleId], now: Instant) -> Vec<SaleId> {
+        let (after, mut over) = (self.after, Vec::new());
         self.sales.retain(|sale, closed| {
             if open.contains(sale) {
                 return true;
@@ -159,23 +210,11 @@ impl Watch {
             let since = *closed.get_or_insert(now);
             let is_due = now.saturating_duration_since(since) >= after;
             if is_due {
-                due.push(Due::After(*sale));
+                over.push(*sale);
             }
             !is_due
         });
-        if due.len() > 1 {
-            due = vec![Due::All];
-        }
-        if open.is_empty() {
-            // The first one of a sale comes a while after its opening: before that there is nothing to see.
-            self.last = now;
-        } else if now.saturating_duration_since(self.last) >= self.apart() {
-            self.last = now;
-            if due != [Due::All] {
-                due.push(Due::All);
-            }
-        }
-        due
+        over
     }
 }
 
@@ -184,52 +223,97 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
 
+    const SALE: SaleId = SaleId(7);
+    const OTHER: SaleId = SaleId(8);
+
+    fn watch(start: Instant) -> Watch {
+        Watch::new(Duration::from_secs(60), Duration::from_secs(10), start)
+    }
+
+    fn open(sales: &[SaleId]) -> Sales {
+        Sales { open: sales.to_vec(), since: sales.to_vec() }
+    }
+
+    fn of_everything(over: &[SaleId]) -> Due {
+        Due { of: None, over: over.to_vec() }
+    }
+
+    fn of_one(sale: SaleId) -> Due {
+        Due { of: Some(sale), over: vec![sale] }
+    }
+
     #[test]
     fn every_minute_of_a_sale_and_once_after_it() {
         let start = Clock::system().instant();
-        let (every, after) = (Duration::from_secs(60), Duration::from_secs(10));
-        let mut watch = Watch::new(every, after, start);
-        let sale = SaleId(7);
+        let mut watch = watch(start);
         let mut made = Vec::new();
         for second in 0..400_u64 {
-            let open: &[SaleId] = if (100..290).contains(&second) { &[sale] } else { &[] };
-            let due = watch.due(open, start + Duration::from_secs(second));
-            made.extend(due.into_iter().map(|due| (second, due)));
+            let sales = if (100..290).contains(&second) { open(&[SALE]) } else { Sales::default() };
+            made.extend(watch.due(&sales, start + Duration::from_secs(second)).map(|due| (second, due)));
         }
-        let expected = [(159, Due::All), (219, Due::All), (279, Due::All), (300, Due::After(sale))];
-        assert_eq!(made, expected);
+        let all = || of_everything(&[]);
+        assert_eq!(made, [(159, all()), (219, all()), (279, all()), (300, of_one(SALE))]);
     }
 
     #[test]
-    fn an_audit_that_takes_long_comes_less_often() {
+    fn an_audit_that_takes_long_comes_less_often_until_one_fails_or_the_sale_is_over() {
         let start = Clock::system().instant();
-        let mut watch = Watch::new(Duration::from_secs(60), Duration::from_secs(10), start);
+        let mut watch = watch(start);
         let mut made = Vec::new();
-        for second in 0..650_u64 {
-            if watch.due(&[SaleId(7)], start + Duration::from_secs(second)).contains(&Due::All) {
-                made.push(second);
-                let took = match made.len() {
-                    2 => 20,
-                    3 => 100,
-                    _ => 5,
-                };
-                watch.took(Duration::from_secs(took));
+        for second in 0..1_700_u64 {
+            let sales = if second < 1_300 { open(&[SALE]) } else { open(&[OTHER]) };
+            let sales = if second == 1_300 { Sales::default() } else { sales };
+            let at = start + Duration::from_secs(second);
+            let Some(due) = watch.due(&sales, at) else { continue };
+            made.push(second);
+            match made.len() {
+                2 => watch.made(&due, Duration::from_secs(20)),
+                3 | 6 => watch.made(&due, Duration::from_secs(100)),
+                4 => watch.not_made(due, at),
+                7 => watch.made(&due, Duration::from_secs(200)),
+                _ => watch.made(&due, Duration::from_secs(5)),
             }
         }
-        assert_eq!(made, [60, 120, 320, 560, 620]);
+        // The tenth is the one after the end of the first sale; the other sale begins anew.
+        assert_eq!(
+            made,
+            [
+                60, 120, 320, 560, 620, 680, 920, 1_160, 1_220, 1_280, 1_310, 1_360, 1_420, 1_480, 1_540,
+                1_600, 1_660
+            ]
+        );
     }
 
     #[test]
-    fn many_that_are_over_are_audited_together() {
+    fn many_that_are_over_are_audited_together_and_again_when_that_failed() {
         let start = Clock::system().instant();
-        let (every, after) = (Duration::from_secs(60), Duration::from_secs(10));
-        let mut watch = Watch::new(every, after, start);
-        for sale in 1..=3 {
-            watch.is_over(SaleId(sale), start);
+        let at = |second| start + Duration::from_secs(second);
+        let mut watch = watch(start);
+        watch.is_over(SALE, start);
+        watch.is_over(OTHER, start);
+        let none = Sales::default();
+        assert_eq!(watch.due(&none, at(9)), None);
+        let mut due = watch.due(&none, at(10)).unwrap();
+        due.over.sort();
+        assert_eq!(due, of_everything(&[SALE, OTHER]));
+        watch.not_made(due, at(12));
+        assert_eq!(watch.due(&none, at(21)), None);
+        assert_eq!(watch.due(&none, at(22)).map(|due| (due.of, due.over.len())), Some((None, 2)));
+        assert_eq!(watch.due(&none, at(40)), None);
+    }
+
+    #[test]
+    fn a_sale_that_opened_and_closed_while_nobody_looked_is_audited_once() {
+        let start = Clock::system().instant();
+        let mut watch = watch(start);
+        let mut made = Vec::new();
+        for second in 0..100_u64 {
+            // One that was ended early: that it was open at some time can be seen for as long as its window lasts.
+            let since = if (20..80).contains(&second) { vec![SALE] } else { Vec::new() };
+            let sales = Sales { open: Vec::new(), since };
+            made.extend(watch.due(&sales, start + Duration::from_secs(second)).map(|due| (second, due)));
         }
-        assert_eq!(watch.due(&[], start + Duration::from_secs(9)), []);
-        assert_eq!(watch.due(&[], start + Duration::from_secs(10)), [Due::All]);
-        assert_eq!(watch.due(&[], start + Duration::from_secs(20)), []);
+        assert_eq!(made, [(30, of_one(SALE))]);
     }
 
     #[test]
