@@ -25,7 +25,7 @@ use crate::queue::{Claim, Revive};
 use crate::telemetry::metrics::{LateMoney, Letting, Step};
 
 /// How long a cancel or a payment waits for an order that is still queued.
-pub(crate) const VERDICT_WAIT: Duration = Duration::from_secs(2);
+const VERDICT_WAIT: Duration = Duration::from_secs(2);
 
 /// An order as its buyer may see it, or why not yet.
 #[derive(Clone, Debug)]
@@ -34,6 +34,15 @@ pub enum Seen {
     NotFound,
     /// Its grant has an unknown outcome.
     Unsure,
+}
+
+/// An order that its buyer wants to pay or to cancel.
+#[derive(Clone, Debug)]
+pub(crate) enum Awaited {
+    Order(Arc<OrderView>),
+    /// Nobody knows yet what becomes of it.
+    NotYet,
+    NotFound,
 }
 
 /// What became of a cancel.
@@ -101,10 +110,12 @@ impl App {
     async fn see_claim(&self, claim: &Claim) -> Option<Seen> {
         let card = self.catalogue.offer(claim.offer)?;
         if let Some(pending) = self.gate.memory.pending(&card.gate, claim.buyer.as_str(), claim.order) {
-            match pending.await {
-                Ok(Outcome::Committed) => {}
-                Ok(Outcome::RolledBack) => return Some(Seen::NotFound),
-                Ok(Outcome::Unsure) | Err(_) => return Some(Seen::Unsure),
+            let longest = Duration::from_secs(self.settings.limits.wait_s.into());
+            match tokio::time::timeout(longest, pending).await {
+                Ok(Ok(Outcome::Committed)) => {}
+                Ok(Ok(Outcome::RolledBack)) => return Some(Seen::NotFound),
+                // A disk that takes so long says nothing of what will be on it.
+                Ok(Ok(Outcome::Unsure) | Err(_)) | Err(_) => return Some(Seen::Unsure),
             }
         }
         let still_queued = self.gate.unrecorded.get(claim.order).is_some();
@@ -136,13 +147,41 @@ impl App {
         }
     }
 
+    /// The same, and as it is when the server goes away: what is known then is better than a connection cut in the middle
+    /// of a wait.
+    pub async fn await_order_while_open(
+        &self,
+        id: OrderId,
+        buyer: &BuyerId,
+        after: Option<u32>,
+        patience: Duration,
+    ) -> LedgerResult<Seen> {
+        let waiting = self.await_order(id, buyer, after, patience);
+        match self.shutdown.run_until_cancelled(waiting).await {
+            Some(seen) => seen,
+            None => self.see_order(id, buyer).await,
+        }
+    }
+
+    /// An order with its verdict, for which a buyer who wants to pay or cancel waits a little, whichever of journal and
+    /// ledger it is that takes long.
+    pub(crate) async fn await_verdict(&self, id: OrderId, buyer: &BuyerId) -> LedgerResult<Awaited> {
+        let waiting = self.await_order(id, buyer, None, VERDICT_WAIT);
+        let Ok(seen) = tokio::time::timeout(VERDICT_WAIT, waiting).await else { return Ok(Awaited::NotYet) };
+        Ok(match seen? {
+            Seen::NotFound => Awaited::NotFound,
+            Seen::Unsure => Awaited::NotYet,
+            Seen::Order(order) if order.state == State::Queued => Awaited::NotYet,
+            Seen::Order(order) => Awaited::Order(order),
+        })
+    }
+
     /// Closes an unpaid order of this buyer and gives its units back to the gate.
     pub async fn cancel(self: &Arc<Self>, id: OrderId, buyer: &BuyerId) -> LedgerResult<CancelAnswer> {
-        match self.await_order(id, buyer, None, VERDICT_WAIT).await? {
-            Seen::NotFound => return Ok(CancelAnswer::NotFound),
-            Seen::Unsure => return Ok(CancelAnswer::NotYet),
-            Seen::Order(order) if order.state == State::Queued => return Ok(CancelAnswer::NotYet),
-            Seen::Order(_) => {}
+        match self.await_verdict(id, buyer).await? {
+            Awaited::NotFound => return Ok(CancelAnswer::NotFound),
+            Awaited::NotYet => return Ok(CancelAnswer::NotYet),
+            Awaited::Order(_) => {}
         }
         let (app, buyer) = (Arc::clone(self), buyer.clone());
         self.to_the_end(async move { app.cancel_recorded(id, buyer).await }).await

@@ -15,7 +15,7 @@ use super::port::{Beginning, Heard, Name};
 use super::providers::{CallError, Device};
 use crate::app::App;
 use crate::crash;
-use crate::desk::{Seen, VERDICT_WAIT};
+use crate::desk::Awaited;
 use crate::ledger::money::{
     Decided, NewPayment, Notice, Payment, PaymentStarted, RefundAsked, RefundEnd, Settled, Taken,
 };
@@ -74,11 +74,10 @@ impl App {
         provider: &str,
         device: Device,
     ) -> LedgerResult<PayAnswer> {
-        let order = match self.await_order(id, buyer, None, VERDICT_WAIT).await? {
-            Seen::NotFound => return Ok(PayAnswer::NotFound),
-            Seen::Unsure => return Ok(PayAnswer::NotYet),
-            Seen::Order(order) if order.state == State::Queued => return Ok(PayAnswer::NotYet),
-            Seen::Order(order) => order,
+        let order = match self.await_verdict(id, buyer).await? {
+            Awaited::NotFound => return Ok(PayAnswer::NotFound),
+            Awaited::NotYet => return Ok(PayAnswer::NotYet),
+            Awaited::Order(order) => order,
         };
         let sandbox = self.sandbox_serves(order.sale_id).then_some(Name::Sandbox.as_str());
         let not_serving = |why| {

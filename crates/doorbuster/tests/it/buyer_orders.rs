@@ -163,6 +163,33 @@ async fn a_queued_order_is_seen_and_listed_but_not_yet_cancelled() {
     assert_eq!(ann.call("GET", "/api/v1/orders", None, 200).await["items"], json!([recorded]));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_disk_works_on_a_grant_its_order_is_not_yet_paid_or_cancelled() {
+    let app = TestApp::with(&["payment.sandbox=true", "limits.wait_s=3"]).await;
+    let sale = app.publish(draft(1)).await;
+    let ann = app.buyer("ann");
+    let pass = ann.pass(sale.offer()).await;
+    let path = format!("/api/v1/orders/{}", pass["order_id"].as_str().unwrap());
+    let journal = rusqlite::Connection::open(app.app.ledger.path().with_file_name("journal.db")).unwrap();
+    journal.execute_batch("begin immediate").unwrap();
+    let body = json!({"pass": pass["pass"], "quantity": 1});
+    let buy = format!("/api/v1/offers/{}/orders", sale.offer());
+    let (bought, ()) = tokio::join!(app.call("POST", &buy, None, Some(&body), 202), async {
+        eventually("the grant is on its way", async || app.app.gate.memory.room().taken() == 1).await;
+        let provider = json!({"provider": "sandbox"});
+        let (cancel, payment) = (format!("{path}/cancel"), format!("{path}/payment"));
+        let (cancelled, paid) = tokio::join!(
+            ann.call("POST", &cancel, None, 409),
+            ann.call("POST", &payment, Some(&provider), 409)
+        );
+        assert_code(&cancelled, "not_yet");
+        assert_code(&paid, "not_yet");
+        journal.execute_batch("rollback").unwrap();
+    });
+    assert_eq!(bought["id"], pass["order_id"]);
+    assert_eq!(ann.order(&id(&bought)).await["state"], "awaiting_payment");
+}
+
 /// All orders of the buyer, page by page.
 async fn listed(buyer: &TestBuyer<'_>, limit: u32) -> Vec<String> {
     let mut listed = Vec::new();

@@ -170,13 +170,8 @@ pub async fn show(
     let wait = query.wait.as_deref().map(|text| read_number("wait", text)).transpose()?;
     let after = query.after.as_deref().map(|text| read_number("after", text)).transpose()?;
     let wait = if do_not_wait.is_some() { 0 } else { wait.unwrap_or(0).min(app.settings.limits.wait_s) };
-    let waiting = app.await_order(id, &buyer, after, Duration::from_secs(wait.into()));
-    let seen = match app.shutdown.run_until_cancelled(waiting).await {
-        Some(seen) => seen?,
-        // Going away: what is known now is better than a connection cut in the middle of a wait.
-        None => app.see_order(id, &buyer).await?,
-    };
-    match seen {
+    let patience = Duration::from_secs(wait.into());
+    match app.await_order_while_open(id, &buyer, after, patience).await? {
         Seen::Order(order) => Ok(json(StatusCode::OK, &order)),
         Seen::NotFound => Err(Refusal::new(Code::NotFound)),
         Seen::Unsure => Err(unsure(id)),
