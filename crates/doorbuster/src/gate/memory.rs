@@ -23,6 +23,10 @@ use super::table::{Entry, Key, Mark, OFFERS_MAX, Table};
 /// Shards of buyers. More than any machine has cores, so that two buyers rarely meet at a lock.
 const SHARDS: usize = 256;
 
+/// Spent passes are forgotten so long after they expired, in milliseconds: a try is judged by the moment at which it came,
+/// also when it was held up since, and must still find that its pass was spent.
+const HELD_UP_MAX_MS: i64 = 60_000;
+
 /// One try of a buyer, as its pass tells it.
 #[derive(Clone, Copy, Debug)]
 pub struct Try<'a> {
@@ -226,7 +230,10 @@ impl Locked {
         if self.unsure.contains(&order) {
             tell(Some(vec![send]), Outcome::Unsure);
         } else {
-            self.waiters.entry(order).or_default().push(send);
+            let waiters = self.waiters.entry(order).or_default();
+            // Who has hung up or has waited for long enough takes no more room.
+            waiters.retain(|waiter| !waiter.is_closed());
+            waiters.push(send);
         }
         receive
     }
@@ -237,10 +244,9 @@ impl Locked {
     }
 
     /// Keeps a spent pass in mind whose slot is needed for another order.
-    fn keep_spent(&mut self, entry: Option<Entry>, other_than: OrderId, now_s: u32) {
-        let ended = |entry: &Entry| entry.mark == Mark::Ended && entry.pass_expires_at_s >= now_s;
-        if let Some(ended) = entry.filter(ended).filter(|entry| entry.order != other_than.0) {
-            self.spent.retain(|_, expiry| *expiry >= now_s);
+    fn keep_spent(&mut self, entry: Option<Entry>, other_than: OrderId, before_s: u32) {
+        if let Some(ended) = entry.filter(|entry| is_spent(entry, before_s) && entry.order != other_than.0) {
+            self.spent.retain(|_, expiry| *expiry >= before_s);
             self.spent.insert(OrderId(ended.order), ended.pass_expires_at_s);
         }
     }
@@ -533,11 +539,11 @@ impl MemoryGate {
 
     /// Forgets spent passes that have expired.
     pub fn forget_expired(&self, now: UnixMs) {
-        let now_s = expiry_s(now);
+        let before_s = forgotten_before_s(now);
         for shard in &self.shards {
             let mut locked = shard.locked.lock();
-            locked.spent.retain(|_, expiry| *expiry >= now_s);
-            shard.table.retain(|entry| keeps(entry, now_s));
+            locked.spent.retain(|_, expiry| *expiry >= before_s);
+            shard.table.retain(|entry| keeps(entry, before_s));
         }
     }
 
@@ -794,35 +800,36 @@ impl Place<'_> {
     /// Writes the slot, then takes the units. `Err` says how many are free when they are not enough any more.
     fn take(self, locked: &mut Locked, attempt: &Try<'_>, permit: Permit, now: UnixMs) -> Result<Grant, u32> {
         let Self { shard, key, offer, undone } = self;
-        let now_s = expiry_s(now);
-        let keep = |entry: &Entry| keeps(entry, now_s);
+        let before_s = forgotten_before_s(now);
+        let keep = |entry: &Entry| keeps(entry, before_s);
         let before = shard.table.get(key);
         let (order, quantity) = (attempt.order, attempt.quantity);
-        let pending = entry(offer, Mark::Pending, order, quantity, expiry_s(attempt.pass_expires_at));
+        let expiry = lasting(expiry_s(attempt.pass_expires_at), before);
+        let pending = entry(offer, Mark::Pending, order, quantity, expiry);
         shard.table.set(key, &pending, keep);
         if let Err(free) = offer.take(quantity) {
             shard.table.set(key, &before.unwrap_or(Entry { mark: undone, ..pending }), keep);
             return Err(free);
         }
-        locked.keep_spent(before, order, now_s);
+        locked.keep_spent(before, order, before_s);
         Ok(Grant { offer: Arc::clone(offer), order, quantity, permit, key, undone })
     }
 }
 
 /// Belongs to whoever holds the shard's lock.
 fn load(shard: &Shard, locked: &mut Locked, key: Key, offer: &OfferGate, order: &SeedOrder<'_>) {
-    let expiry = expiry_s(order.pass_expires_at);
-    let known = shard.table.get(key).filter(|entry| entry.mark == Mark::Live);
-    if known.is_some() && !order.live {
-        locked.spent.insert(order.order, expiry);
-        return;
-    }
-    if let Some(earlier) = shard.table.get(key).filter(|earlier| earlier.order != order.order.0) {
-        locked.spent.insert(OrderId(earlier.order), earlier.pass_expires_at_s);
-    }
     let mark = if order.live { Mark::Live } else { Mark::Ended };
-    let entry = entry(offer, mark, order.order, order.quantity, expiry);
-    shard.table.set(key, &entry, |_| true);
+    let this = entry(offer, mark, order.order, order.quantity, expiry_s(order.pass_expires_at));
+    let slot = match shard.table.get(key).filter(|other| other.order != this.order) {
+        None => this,
+        Some(other) => {
+            let (kept, spent) =
+                if other.mark == Mark::Live && !order.live { (other, this) } else { (this, other) };
+            locked.spent.insert(OrderId(spent.order), spent.pass_expires_at_s);
+            Entry { pass_expires_at_s: lasting(kept.pass_expires_at_s, Some(spent)), ..kept }
+        }
+    };
+    shard.table.set(key, &slot, |_| true);
 }
 
 fn let_go(
@@ -866,12 +873,28 @@ fn entry(offer: &OfferGate, mark: Mark, order: OrderId, quantity: u32, pass_expi
 }
 
 /// Live orders are always remembered; ended ones as long as their pass could come again.
-fn keeps(entry: &Entry, now_s: u32) -> bool {
+fn keeps(entry: &Entry, before_s: u32) -> bool {
     match entry.mark {
         Mark::Pending | Mark::Live => true,
-        Mark::Ended => entry.pass_expires_at_s >= now_s,
-        Mark::Vacant => false,
+        // Of a grant that was undone: behind it may be a spent pass.
+        Mark::Ended | Mark::Vacant => entry.pass_expires_at_s >= before_s,
     }
+}
+
+/// Whether the slot's order has ended and somebody may still come with its pass.
+fn is_spent(entry: &Entry, before_s: u32) -> bool {
+    entry.mark == Mark::Ended && entry.pass_expires_at_s >= before_s
+}
+
+/// Until when a slot is kept whose buyer has had another order before: while that one's pass can come, too. Who is not
+/// in the table has no spent pass, and is refused without a lock.
+fn lasting(expiry_s: u32, earlier: Option<Entry>) -> u32 {
+    earlier.map_or(expiry_s, |earlier| earlier.pass_expires_at_s.max(expiry_s))
+}
+
+/// What has expired before that is forgotten.
+fn forgotten_before_s(now: UnixMs) -> u32 {
+    expiry_s(now.plus_ms(-HELD_UP_MAX_MS))
 }
 
 /// Whole seconds, rounded up: a pass is never forgotten early.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use doorbuster::gate::{Decision, MemoryGate, OfferGate, Release, Returned, Seed, Try};
+use doorbuster::gate::{Decision, MemoryGate, OfferGate, Release, Returned, Seed, SeedOrder, Try};
 use proptest::prelude::*;
 use rules::admission::{Model, Verdict};
 use rules::id::{OfferId, OrderId};
@@ -491,13 +491,68 @@ fn spent_passes_are_forgotten_only_after_they_expire() {
         gate.gate.commit(&grant);
         assert!(gate.release("ann", order, 3));
     }
-    gate.gate.forget_expired(UnixMs(50_000));
+    // A minute longer: a try that came in time may be held up for so long.
+    gate.gate.forget_expired(UnixMs(110_000));
     for order in 1..=3 {
         let decision = gate.gate.claim(&gate.offer, &attempt(order, 50_000), OPEN);
         assert!(matches!(decision, Decision::Answer(Verdict::Spent)), "{order}: {decision:?}");
     }
-    gate.gate.forget_expired(UnixMs(52_000));
+    gate.gate.forget_expired(UnixMs(112_000));
     assert!(matches!(gate.gate.claim(&gate.offer, &attempt(1, 50_000), OPEN), Decision::Granted(_)));
+}
+
+#[test]
+fn a_spent_pass_is_known_as_long_as_it_lasts_also_behind_a_later_order_whose_pass_is_shorter() {
+    const LONG: UnixMs = UnixMs(900_000);
+    const SHORT: UnixMs = UnixMs(50_000);
+    let attempt =
+        |order, pass_expires_at| Try { buyer: "ann", order: OrderId(order), quantity: 1, pass_expires_at };
+    let bought = || {
+        let gate = Memory::seeded(1, WINDOW);
+        for (order, expiry) in [(1, LONG), (2, SHORT)] {
+            let Decision::Granted(grant) = gate.gate.claim(&gate.offer, &attempt(order, expiry), OPEN) else {
+                panic!("not granted")
+            };
+            gate.gate.commit(&grant);
+            assert!(gate.release("ann", order, 3));
+        }
+        gate
+    };
+    let loaded = |live: u128| {
+        move || {
+            let gate = Memory::seeded(1, WINDOW);
+            for (order, pass_expires_at) in [(1, LONG), (2, SHORT)] {
+                let buyer = "ann";
+                let order = SeedOrder {
+                    buyer,
+                    order: OrderId(order),
+                    quantity: 1,
+                    pass_expires_at,
+                    live: order == live,
+                };
+                gate.gate.seed_order(&gate.offer, &order);
+            }
+            gate.release("ann", live, 3);
+            gate
+        }
+    };
+    let undone = || {
+        let gate = bought();
+        let Decision::Granted(grant) = gate.gate.claim(&gate.offer, &attempt(3, SHORT), OPEN) else {
+            panic!("not granted")
+        };
+        gate.gate.roll_back(&grant);
+        gate
+    };
+    let pasts: [&dyn Fn() -> Memory; 5] = [&bought, &loaded(0), &loaded(1), &loaded(2), &undone];
+    for (number, past) in pasts.iter().enumerate() {
+        let gate = past();
+        gate.gate.forget_expired(UnixMs(200_000));
+        gate.set_state(SaleState::Ended);
+        assert_eq!(gate.claim("ann", 1, 1, OPEN), Verdict::Spent, "{number}");
+        gate.gate.forget_expired(UnixMs(1_000_000));
+        assert_eq!(gate.claim("ann", 1, 1, OPEN), Verdict::Ended, "{number}");
+    }
 }
 
 #[test]
