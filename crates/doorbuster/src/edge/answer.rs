@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, REFERRER_POLICY,
-    RETRY_AFTER, X_CONTENT_TYPE_OPTIONS,
+    RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::{Either, Full};
@@ -79,6 +79,9 @@ pub fn problem(code: Code, extra: Extra) -> Response<Body> {
     let mut response = bytes(status(code), PROBLEM_JSON, json.into());
     if let Some(ms) = retry_after_ms {
         response.headers_mut().insert(RETRY_AFTER, retry_after_s(ms));
+    }
+    if code == Code::Unauthorized {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
 }

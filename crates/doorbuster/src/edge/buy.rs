@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use super::answer::{self, Body, Extra, Prepared};
 use super::body::{self, ReadError};
 use super::extract::{is_misfit, missing_field};
-use super::limits::{Class, IpKey, Permit, Spot};
+use super::limits::{Class, IpKey, Permit, Spot, TooFast};
 use super::router;
 use crate::app::App;
 use crate::catalogue::OfferCard;
@@ -31,7 +31,7 @@ use crate::gate::{self, Claimed, Outcome, Try};
 use crate::ledger::LedgerError;
 use crate::queue::Claim;
 use crate::queue::reply::Reply;
-use crate::telemetry::metrics::{Step, Try as Tried};
+use crate::telemetry::metrics::{Shed, Step, Try as Tried};
 
 static SOLD_OUT: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::SoldOut));
 static ENDED: LazyLock<Prepared> = LazyLock::new(|| Prepared::new(Code::Ended));
@@ -215,7 +215,10 @@ fn pass_first(
         Ok(pass) if pass.expires_at < now => {
             Ok(judge(app, card, &pass, Keys::of(app, card, pass.buyer), 0, patience, now))
         }
-        Ok(_) => Err(Unreadable::Rest(error)),
+        Ok(pass) => match app.buyer_rate.check_at(Keys::of(app, card, pass.buyer).rate) {
+            Ok(()) => Err(Unreadable::Rest(error)),
+            Err(wait) => Ok(Begun::Answer(too_fast(app, Shed::PerBuyer, wait).into())),
+        },
         Err(_) => Err(Unreadable::Pass),
     }
 }
@@ -306,17 +309,16 @@ fn judge(
 ) -> Begun {
     let funnel = &card.sale.funnel;
     funnel.inc(Step::Try);
+    // Whatever a try asks for, it counts: a pass is no licence to ask nonsense without end.
+    if let Err(wait) = app.buyer_rate.check_at(keys.rate) {
+        funnel.inc(Step::TooFast);
+        return Begun::Answer(too_fast(app, Shed::PerBuyer, wait).into());
+    }
     // The pass comes before the quantity: what an expired one asks for does not matter any more.
     let is_expired = pass.expires_at < now;
     if !is_expired && (quantity == 0 || quantity > card.offer.max_per_order) {
         app.metrics.tries.inc(Tried::InvalidRequest);
         return Begun::Answer(bad_quantity(card.offer.max_per_order).into());
-    }
-    if let Err(too_fast) = app.buyer_rate.check_at(keys.rate) {
-        app.metrics.tries.inc(Tried::TooFast);
-        funnel.inc(Step::TooFast);
-        let extra = Extra { retry_after_ms: Some(too_fast.retry_after_ms), ..Extra::default() };
-        return Begun::Answer(answer::problem(Code::TooFast, extra).into());
     }
     let later = |why| match BuyerId::parse(pass.buyer) {
         Ok(buyer) => Begun::Later(Later::new(pass, buyer, quantity, now, patience), why),
@@ -482,11 +484,11 @@ impl Later {
 
     async fn wait_for_record(self, app: &Arc<App>, permit: Option<Permit>) -> Response<Body> {
         // When too many wait, the answer comes at once: that is less than was asked for, and never wrong.
-        let waiter = app.in_flight.enter(Class::Waiter);
+        let waiter = router::enter(app, Class::Waiter);
         let patience = if waiter.is_ok() { self.patience } else { Duration::ZERO };
         // Who waits gives the place among those under way to the next one.
         drop(permit);
-        let seen = app.await_order(self.order, &self.buyer, None, patience).await;
+        let seen = app.await_order_while_open(self.order, &self.buyer, None, patience).await;
         show(seen, self.order, StatusCode::CREATED)
     }
 
@@ -528,10 +530,15 @@ fn unsure(order: OrderId) -> Response<Body> {
 /// Without a valid pass nobody knows who asks: the address is what is counted. `Some` when it asks too often.
 fn no_pass(app: &App, headers: &HeaderMap, peer: IpAddr) -> Option<Response<Body>> {
     let address = app.client_ip.of(peer, super::forwarded_for(headers));
-    let too_fast = app.address_rate.check(IpKey::from(address)).err()?;
+    let wait = app.address_rate.check(IpKey::from(address)).err()?;
+    Some(too_fast(app, Shed::PerIp, wait))
+}
+
+fn too_fast(app: &App, full: Shed, wait: TooFast) -> Response<Body> {
     app.metrics.tries.inc(Tried::TooFast);
-    let retry_after_ms = Some(too_fast.retry_after_ms);
-    Some(answer::problem(Code::TooFast, Extra { retry_after_ms, ..Extra::default() }))
+    app.metrics.shed.inc(full);
+    let retry_after_ms = Some(wait.retry_after_ms);
+    answer::problem(Code::TooFast, Extra { retry_after_ms, ..Extra::default() })
 }
 
 fn bad_body(app: &App, headers: &HeaderMap, peer: IpAddr, error: ReadError) -> Response<Body> {
@@ -569,10 +576,9 @@ fn bad_quantity(max: u32) -> Response<Body> {
 
 /// `Prefer: wait=2` (RFC 7240), capped; zero when it was not said.
 fn preferred_wait(headers: &HeaderMap, longest_s: u32) -> Duration {
-    let Some(prefer) = headers.get("prefer").and_then(|value| value.to_str().ok()) else {
-        return Duration::ZERO;
-    };
-    let seconds = prefer.split([',', ';']).find_map(|part| {
+    // Each preference may stand on a line of its own.
+    let lines = headers.get_all("prefer").into_iter().filter_map(|line| line.to_str().ok());
+    let seconds = lines.flat_map(|line| line.split([',', ';'])).find_map(|part| {
         let (name, value) = part.split_once('=')?;
         let value = value.trim().trim_matches('"');
         name.trim().eq_ignore_ascii_case("wait").then(|| value.parse::<u64>().ok())?
@@ -646,16 +652,20 @@ mod tests {
 
     #[test]
     fn the_preferred_wait_is_read_and_capped() {
-        let wait = |prefer: &'static str| {
+        let wait = |lines: &[&'static str]| {
             let mut headers = HeaderMap::new();
-            headers.insert("prefer", http::HeaderValue::from_static(prefer));
+            for line in lines {
+                headers.append("prefer", http::HeaderValue::from_static(line));
+            }
             preferred_wait(&headers, 30).as_secs()
         };
-        assert_eq!(wait("wait=2"), 2);
-        assert_eq!(wait("respond-async, wait=5"), 5);
-        assert_eq!(wait("Wait = \"7\""), 7);
-        assert_eq!(wait("wait=99999"), 30);
-        assert_eq!(wait("wait=-1"), 0);
-        assert_eq!(wait("wait"), 0);
+        assert_eq!(wait(&["wait=2"]), 2);
+        assert_eq!(wait(&["respond-async, wait=5"]), 5);
+        assert_eq!(wait(&["respond-async", "wait=6"]), 6);
+        assert_eq!(wait(&["Wait = \"7\""]), 7);
+        assert_eq!(wait(&["wait=99999"]), 30);
+        assert_eq!(wait(&["wait=-1"]), 0);
+        assert_eq!(wait(&["wait"]), 0);
+        assert_eq!(wait(&[]), 0);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use doorbuster::edge::limits::{Class, READS_PER_TRY, UNREAD_CALLBACKS_MAX};
-use doorbuster::telemetry::metrics::ConnectionOutcome;
+use doorbuster::telemetry::metrics::{ConnectionOutcome, Shed};
 use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use testkit::process::{Program, Stream};
@@ -418,6 +418,25 @@ async fn an_address_is_limited_whatever_is_wrong_with_its_tries() {
         let body = json!({"pass": good, "quantity": null});
         assert_eq!(app.call("POST", &path, None, Some(&body), 422).await["field"], "quantity");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_buyer_is_limited_whatever_the_tries_ask_for() {
+    let app = TestApp::with(&["limits.per_buyer_per_s=1", "limits.per_buyer_burst=3"]).await;
+    let sale = app.open_sale(9).await;
+    let path = format!("/api/v1/offers/{}/orders", sale.offer());
+    for (buyer, quantity) in
+        [("ann", json!(0)), ("ben", json!(1_000)), ("cyd", json!(null)), ("dan", json!("1"))]
+    {
+        let body = json!({"pass": app.buyer(buyer).mint(sale.offer()), "quantity": quantity});
+        let ask = || app.send(app.client.post(app.url(&path)).json(&body));
+        let mut met = Vec::new();
+        while met.len() < 20 && !met.contains(&429) {
+            met.push(ask().await.0);
+        }
+        assert!(met.len() > 3 && met.ends_with(&[422, 429]), "{quantity}: {met:?}");
+    }
+    assert_eq!(app.app.metrics.shed.get(Shed::PerBuyer), 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]
