@@ -31,9 +31,12 @@ const STEP_REST: Duration = Duration::from_millis(50);
 /// longer one at its end.
 const STEPS_MAX: u32 = 4;
 
-/// At so many times the length at which the log is copied, the writer no longer waits for help, and copies up to the first
-/// halt that the copyist holds.
+/// At so many times the length at which the log is copied, a writer at whose log nobody looks no longer waits for help, and
+/// copies up to the first halt that the copyist holds.
 const ALONE_TIMES: u32 = 8;
+
+/// The writer copies so many pages in a moment, or a quarter of a whole log if that is more.
+const REST_PAGES: u32 = 256;
 
 /// For so long after a sync the copyist writes until the next one: about a megabyte.
 const SYNC_EVERY: Duration = Duration::from_millis(2);
@@ -86,6 +89,8 @@ struct Copyist {
     /// Closed last: a process that closes a file gives up all its locks on it, those of SQLite too.
     file: Synced,
     copy_pages: u32,
+    /// Pages of the log from which a copy is made: `copy_pages`, or more while somebody's reading is in the way of one.
+    due_at: u32,
 }
 
 /// Places in the log at which a copy stops until it is told to go on; while one is held the log is not begun anew. They
@@ -152,6 +157,7 @@ impl Log {
                 None => Synced::File(File::open(path)?),
             },
             copy_pages,
+            due_at: copy_pages,
         };
         let shared = Arc::clone(&copying);
         let run = move || copyist.run(&to_look, &shared);
@@ -168,9 +174,12 @@ impl Log {
         }
         self.commits = self.commits.wrapping_add(1);
         if self.commits.is_multiple_of(self.commits_per_look) {
-            self.copying.copy(|| copy_rest(writer, self.alone_pages));
-            // If one is waiting already, that one is enough.
-            let _ = self.looks.as_ref().map(|looks| looks.try_send(()));
+            // If one is waiting already, that one is enough; where the copyist does not even come to look, nobody else is
+            // left to copy a log that has become very long.
+            let is_looked_at = self.looks.as_ref().is_some_and(|looks| looks.try_send(()).is_ok());
+            if !is_looked_at {
+                self.copying.copy(|| copy_rest(writer, self.alone_pages));
+            }
         }
     }
 }
@@ -237,7 +246,10 @@ impl Copyist {
             return Ok(false);
         }
         if log < self.copy_pages {
+            self.due_at = self.copy_pages;
             self.halts.grew_to(log);
+        }
+        if log < self.due_at {
             return Ok(false);
         }
         // One at the end. SQLite begins a log anew that it has copied and synced, and knows nothing of a sync of ours that
@@ -249,10 +261,22 @@ impl Copyist {
             self.copy_step()?;
             self.halts.let_go();
             if self.halts.held.is_empty() {
-                return Ok(true);
+                return self.is_little_left();
             }
             std::thread::sleep(STEP_REST);
         }
+    }
+
+    /// Whether what is left of a copy may be the writer's, for whom others wait meanwhile. While a long reading is in the
+    /// way it is not little, and will be the next copy's.
+    fn is_little_left(&mut self) -> Result<bool, CopyError> {
+        let LogPages { log, copied } = sqlite::log_pages(&self.connection)?;
+        let little = REST_PAGES.max(self.copy_pages / 4);
+        if log.saturating_sub(copied) <= little {
+            return Ok(true);
+        }
+        self.due_at = log.saturating_add(little);
+        Ok(false)
     }
 
     /// Copies up to the next halt.
