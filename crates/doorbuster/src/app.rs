@@ -53,10 +53,6 @@ const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(1);
 /// Every so many rounds the housekeeper drops expired passes from the gate.
 const ROUNDS_PER_FORGETTING: u32 = 60;
 
-/// They are dropped so long after they expired, in milliseconds: a try is judged by the moment at which it came, also when it
-/// was held up since, and must still find at the gate that its pass was spent.
-const HELD_UP_MAX_MS: i64 = 60_000;
-
 /// Shortest rest between two looks for windows that open or close.
 const TURNS_REST: Duration = Duration::from_millis(1);
 
@@ -201,14 +197,17 @@ impl Server {
             failure = self.work.failure() => Err(failure),
         };
         self.app.shutdown.cancel();
+        // One limit for all of it: who started us kills us when theirs is over.
+        let began = self.app.clock.instant();
         let drain = Duration::from_secs(self.app.settings.drain_s.into());
-        self.edge.drain(drain).await;
+        let left = || drain.saturating_sub(self.app.clock.instant().saturating_duration_since(began));
+        self.edge.drain(left()).await;
         self.app.tasks.close();
-        if tokio::time::timeout(drain, self.app.tasks.wait()).await.is_err() {
+        if tokio::time::timeout(left(), self.app.tasks.wait()).await.is_err() {
             tracing::warn!("some changes were still under way at the end");
         }
         if let Work::Running(workers) = self.work {
-            workers.end(&self.app, if outcome.is_ok() { drain } else { Duration::ZERO }).await;
+            workers.end(&self.app, if outcome.is_ok() { left() } else { Duration::ZERO }).await;
         }
         outcome
     }
@@ -376,7 +375,11 @@ pub async fn open(
     let hurry = CancellationToken::new();
     // Not among the tasks: the clerk ends after the journal, which is stopped only once the tasks are done.
     let clerk = TaskTracker::new().spawn(clerk.run(clerk_receive, hurry.clone()));
-    tracing::info!(took_ms = began.elapsed().as_millis(), replayed, "ledger and journal read, gate rebuilt");
+    tracing::info!(
+        elapsed_ms = began.elapsed().as_millis(),
+        claims = replayed,
+        "ledger and journal read, gate rebuilt"
+    );
     Ok((app, Workers { journal: journal_thread, clerk, hurry, failed: reported }))
 }
 
@@ -570,7 +573,7 @@ async fn keep_house(app: &Arc<App>) {
             tracing::warn!(%error, "sales that are due could not be published; trying again");
         }
         if rounds.is_multiple_of(ROUNDS_PER_FORGETTING) {
-            app.gate.memory.forget_expired(app.clock.now().plus_ms(-HELD_UP_MAX_MS));
+            app.gate.memory.forget_expired(app.clock.now());
             app.roster.forget_old(app.clock.now());
             app.forget_registrations().await;
         }

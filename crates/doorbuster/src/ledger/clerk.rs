@@ -117,8 +117,14 @@ impl Clerk {
                 batch.iter().map(|journaled| (journaled.seq, Arc::clone(&journaled.claim))).collect();
             match self.ledger.record_orders(claims, self.clock.now()).instrument(span).await {
                 Ok(records) => {
+                    let elapsed = began.elapsed();
                     self.metrics.clerk_batch_claims.observe(f64_of(records.len()));
-                    self.metrics.clerk_commit_seconds.observe(began.elapsed().as_secs_f64());
+                    self.metrics.clerk_commit_seconds.observe(elapsed.as_secs_f64());
+                    tracing::debug!(
+                        claims = records.len(),
+                        elapsed_ms = elapsed.as_millis(),
+                        "claims recorded"
+                    );
                     return Ok(Some(records));
                 }
                 Err(LedgerError::Unavailable(reason)) => {
