@@ -109,7 +109,9 @@ const METHOD: &str = "\
 ## How it is measured
 
 - **Ours** is the release binary in a process of its own, as users run it: a distinct valid pass per request, metrics,
-  rate limits and security headers on. Limits are raised so that one generator can be a whole crowd; none is off.
+  rate limits and security headers on. Limits are raised so that one generator can be a whole crowd; none is off. Its audits
+  rest while rates, latencies and spreads are measured, so that none runs into one contender's turn; they have a figure of
+  their own.
 - **Accepts** are answered after the journal's sync, and the ledger follows in the same run: the time and the CPU that it
   needs to catch up count.
 - **The ceiling** is a bare hyper server with the same allocator and build profile that reads the same requests and
@@ -143,7 +145,7 @@ const METHOD: &str = "\
   they are thrown out; with fewer than 9,000 of them open on average there is no figure. The load is half of the peak,
   open loop, on connections opened after them.
 - **The crowd**: simulated buyers of `stampede` who load the page, fetch a pass, try, and follow what they won, one in
-  ten. Their CPU per order POST is compared with the server's for all of it.
+  ten. Their CPU per order POST is compared with the server's for all of it. They run inside the benchmark, with its allocator.
 - **Settling**: notifications of a provider for orders that wait for money, 1,000 per second on 32 connections, beside
   10,000 accepts per second on 1,024, both open loop. A notification is answered when its money is applied and durable.
 - **Timeouts**: 100,000 unpaid orders. The server stands still until all of them are due; the time runs from then until

@@ -247,6 +247,9 @@ fn main() -> anyhow::Result<()> {
     }
     counted_before(&mut report, &args.instructions)?;
     measure(&plan, &mut report, &args.only)?;
+    if args.only.is_empty() {
+        report.absent_deployments();
+    }
     report.table();
     if let Some(path) = &args.json {
         report.write_json(path)?;
