@@ -56,6 +56,8 @@ const MARKS: [(u64, Mark); 4] = [(1, Mark::Vacant), (2, Mark::Pending), (3, Mark
 const LOAD_NUMERATOR: usize = 4;
 const LOAD_DENOMINATOR: usize = 5;
 const SLOTS_MIN: usize = 16;
+/// Slots of one page of memory, at least.
+const SLOTS_PER_PAGE: usize = 4_096 / size_of::<Slot>();
 
 #[derive(Debug)]
 struct Slot {
@@ -134,6 +136,11 @@ struct Slots {
 impl Slots {
     fn with_capacity(capacity: usize) -> Self {
         let slots: Box<[Slot]> = std::iter::repeat_with(Slot::empty).take(capacity).collect();
+        // Fresh memory is not there before it is written. Page after page it costs least; a slot that is read first and
+        // written later costs twice, and stops the other cores for a moment.
+        for slot in slots.iter().step_by(SLOTS_PER_PAGE) {
+            slot.meta.store(EMPTY, Ordering::Relaxed);
+        }
         Self { length: u64::try_from(capacity).unwrap_or(u64::MAX), slots }
     }
 
