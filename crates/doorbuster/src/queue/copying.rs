@@ -35,8 +35,9 @@ const STEPS_MAX: u32 = 4;
 /// copies up to the first halt that the copyist holds.
 const ALONE_TIMES: u32 = 8;
 
-/// The writer copies so many pages in a moment, or a quarter of a whole log if that is more.
-const REST_PAGES: u32 = 256;
+/// While somebody's reading is in the way of a copy, the next one is made so many pages later, or a quarter of a whole log if
+/// that is more.
+const NEXT_PAGES: u32 = 256;
 
 /// For so long after a sync the copyist writes until the next one: about a megabyte.
 const SYNC_EVERY: Duration = Duration::from_millis(2);
@@ -255,28 +256,28 @@ impl Copyist {
         // One at the end. SQLite begins a log anew that it has copied and synced, and knows nothing of a sync of ours that
         // failed: what was lost with it must still be in the log. A halt that is not reached is held for ever.
         if !self.halts.take() {
-            return Ok(false);
+            // SQLite syncs what the writer copies alone.
+            return Ok(log >= self.copy_pages.saturating_mul(ALONE_TIMES));
         }
         loop {
             self.copy_step()?;
             self.halts.let_go();
             if self.halts.held.is_empty() {
-                return self.is_little_left();
+                return self.is_left_to_the_writer(log);
             }
             std::thread::sleep(STEP_REST);
         }
     }
 
-    /// Whether what is left of a copy may be the writer's, for whom others wait meanwhile. While a long reading is in the
-    /// way it is not little, and will be the next copy's.
-    fn is_little_left(&mut self) -> Result<bool, CopyError> {
+    /// Whether the writer copies what came since a copy began at this length, while others wait for it: so a log grows no
+    /// faster than it is copied. Where somebody's reading kept the copy from coming that far, the next copy will do it.
+    fn is_left_to_the_writer(&mut self, began_at: u32) -> Result<bool, CopyError> {
         let LogPages { log, copied } = sqlite::log_pages(&self.connection)?;
-        let little = REST_PAGES.max(self.copy_pages / 4);
-        if log.saturating_sub(copied) <= little {
-            return Ok(true);
+        let is_in_the_way = copied < began_at;
+        if is_in_the_way {
+            self.due_at = log.saturating_add(NEXT_PAGES.max(self.copy_pages / 4));
         }
-        self.due_at = log.saturating_add(little);
-        Ok(false)
+        Ok(!is_in_the_way)
     }
 
     /// Copies up to the next halt.
@@ -479,6 +480,45 @@ mod tests {
         assert_eq!(steps.len(), 5, "{steps:?}");
         assert_eq!(steps.last(), Some(&sqlite::log_pages(&writer).unwrap().log));
         assert_eq!(usize::try_from(rows_in_file()).unwrap(), rows);
+    }
+
+    #[test]
+    fn only_somebodys_reading_keeps_the_writer_from_copying_what_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.db");
+        let [writer, connection, reader] = [(); 3].map(|()| sqlite::open_writer(&path, None).unwrap());
+        writer.execute_batch("create table rows (bytes blob)").unwrap();
+        let mut copyist = Copyist {
+            halts: Halts::of(&path, None, PAGES, PAGES).unwrap(),
+            connection,
+            file: Synced::File(File::open(&path).unwrap()),
+            copy_pages: PAGES,
+            due_at: PAGES,
+        };
+        let pages = || sqlite::log_pages(&writer).unwrap();
+        let grow = |to: u32| {
+            while pages().log < to {
+                writer.execute("insert into rows values (randomblob(5000))", []).unwrap();
+            }
+        };
+        grow(PAGES / 2);
+        assert!(!copyist.copy_bulk().unwrap(), "not yet");
+        reader.execute_batch("begin; select count(*) from rows").unwrap();
+        grow(PAGES);
+        assert!(!copyist.copy_bulk().unwrap(), "a reading is in the way");
+        let (due_at, copied) = (copyist.due_at, pages().copied);
+        assert!(due_at >= PAGES + NEXT_PAGES && (1..PAGES).contains(&copied), "{due_at}, {copied}");
+        reader.execute_batch("commit").unwrap();
+        assert!(!copyist.copy_bulk().unwrap(), "not before it is due again");
+        assert_eq!(pages().copied, copied);
+        grow(due_at);
+        assert!(copyist.copy_bulk().unwrap());
+        writer.execute("delete from rows", []).unwrap();
+        // So that the log is not begun anew.
+        reader.execute_batch("begin; select count(*) from rows").unwrap();
+        let began_at = sqlite::copy_log(&writer).unwrap().copied;
+        grow(10 * due_at);
+        assert!(copyist.is_left_to_the_writer(began_at).unwrap(), "however much came meanwhile");
     }
 
     /// The system's, but that what others have written never reaches it.
