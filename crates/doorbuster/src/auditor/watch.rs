@@ -24,6 +24,9 @@ const APART_TIMES: u32 = 10;
 /// It is never longer than that, though: operators are told to raise an alarm after five minutes without a clean one.
 const APART_MAX: Duration = Duration::from_secs(240);
 
+/// One after the end of a sale that could not be made is tried again no sooner.
+const AGAIN_AFTER: Duration = Duration::from_secs(10);
+
 /// Reports that are read at once, at the start: one may be long.
 const REPORTS_AT_ONCE: u32 = 20;
 
@@ -41,6 +44,8 @@ async fn watch(app: &Arc<App>) {
         return;
     }
     let mut watch = Watch::new(every, after, app.clock.instant());
+    // Those that close while the missed ones are looked for are not among them.
+    let mut looked_at = app.clock.now();
     match missed(app).await {
         Ok(missed) => missed.into_iter().for_each(|sale| watch.is_over(sale, app.clock.instant())),
         Err(error) => {
@@ -49,7 +54,6 @@ async fn watch(app: &Arc<App>) {
     }
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut looked_at = app.clock.now();
     loop {
         ticks.tick().await;
         let now = app.clock.now();
@@ -59,12 +63,10 @@ async fn watch(app: &Arc<App>) {
         let began = app.clock.instant();
         let made = app.audit(AuditRequest { sale_id: due.of, ..AuditRequest::default() }).await;
         let ended = app.clock.instant();
-        match made.filter(|made| made.state != AuditState::Failed) {
-            Some(_) => watch.made(&due, ended.saturating_duration_since(began)),
-            None => {
-                tracing::warn!("an audit was due and could not be made; it is due again in its turn");
-                watch.not_made(due, ended);
-            }
+        watch.took(&due, ended.saturating_duration_since(began));
+        if made.is_none_or(|made| made.state == AuditState::Failed) {
+            tracing::warn!("an audit was due and could not be made; it is due again in its turn");
+            watch.not_made(due, ended);
         }
     }
 }
@@ -150,17 +152,17 @@ impl Watch {
         Self { every, after, last: now, took, sales, done }
     }
 
-    /// An audit that was due was made, and took so long.
-    const fn made(&mut self, due: &Due, took: Duration) {
+    /// An audit that was due took so long, whether or not it could be made: what it cost it has cost.
+    const fn took(&mut self, due: &Due, took: Duration) {
         if due.of.is_none() {
             self.took = took;
         }
     }
 
-    /// It was not made. Who waits for it waits for the next one, and nothing is known of how long one takes.
+    /// It was not made. Who waited for it waits for another one.
     fn not_made(&mut self, due: Due, now: Instant) {
-        self.took = Duration::ZERO;
-        due.over.into_iter().for_each(|sale| self.is_over(sale, now));
+        let since = now + AGAIN_AFTER.saturating_sub(self.after);
+        due.over.into_iter().for_each(|sale| self.is_over(sale, since));
     }
 
     /// From the beginning of one audit of everything to the next.
@@ -208,7 +210,7 @@ impl Watch {
                 return true;
             }
             let since = *closed.get_or_insert(now);
-            let is_due = now.saturating_duration_since(since) >= after;
+            let is_due = now >= since + after;
             if is_due {
                 over.push(*sale);
             }
@@ -256,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn an_audit_that_takes_long_comes_less_often_until_one_fails_or_the_sale_is_over() {
+    fn an_audit_that_takes_long_comes_less_often_until_the_sale_is_over() {
         let start = Clock::system().instant();
         let mut watch = watch(start);
         let mut made = Vec::new();
@@ -267,11 +269,10 @@ mod tests {
             let Some(due) = watch.due(&sales, at) else { continue };
             made.push(second);
             match made.len() {
-                2 => watch.made(&due, Duration::from_secs(20)),
-                3 | 6 => watch.made(&due, Duration::from_secs(100)),
-                4 => watch.not_made(due, at),
-                7 => watch.made(&due, Duration::from_secs(200)),
-                _ => watch.made(&due, Duration::from_secs(5)),
+                2 => watch.took(&due, Duration::from_secs(20)),
+                3 | 6 => watch.took(&due, Duration::from_secs(100)),
+                7 => watch.took(&due, Duration::from_secs(200)),
+                _ => watch.took(&due, Duration::from_secs(5)),
             }
         }
         // The tenth is the one after the end of the first sale; the other sale begins anew.
@@ -300,6 +301,25 @@ mod tests {
         assert_eq!(watch.due(&none, at(21)), None);
         assert_eq!(watch.due(&none, at(22)).map(|due| (due.of, due.over.len())), Some((None, 2)));
         assert_eq!(watch.due(&none, at(40)), None);
+    }
+
+    #[test]
+    fn one_that_cannot_be_made_is_not_tried_all_the_time() {
+        let start = Clock::system().instant();
+        let at = |second| start + Duration::from_secs(second);
+        let mut watch = Watch::new(Duration::from_secs(60), Duration::ZERO, start);
+        watch.is_over(SALE, start);
+        let none = Sales::default();
+        let due = watch.due(&none, at(1)).unwrap();
+        watch.not_made(due, at(2));
+        assert_eq!(watch.due(&none, at(11)), None);
+        assert_eq!(watch.due(&none, at(12)), Some(of_one(SALE)));
+        let during = open(&[SALE]);
+        let due = watch.due(&during, at(72)).unwrap();
+        watch.took(&due, Duration::from_secs(20));
+        watch.not_made(due, at(92));
+        assert_eq!(watch.due(&during, at(271)), None);
+        assert_eq!(watch.due(&during, at(272)), Some(of_everything(&[])));
     }
 
     #[test]
