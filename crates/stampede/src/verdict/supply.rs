@@ -117,7 +117,8 @@ fn put_refusals<'a>(history: &'a History, shelves: &mut BTreeMap<OfferId, Shelf<
             && scarce.contains(&code.as_str())
             && let Some(shelf) = shelves.get_mut(offer)
         {
-            let wanted = wanted(history);
+            // For some, but too few, the answer is another.
+            let wanted = if code == Code::SoldOut.as_str() { 1 } else { wanted(history) };
             shelf.refusals.push(Refusal { told, buyer: &history.buyer, code, wanted });
         }
     }

@@ -296,6 +296,11 @@ const LIES: &[Lie] = lies! {
         never_busy(case);
         later(case, &[0, 1], 1_000);
     } => Finding::RefusedWhileFree { times: 1, free: 2, .. },
+    sold_out_for_two_with_one_free: |case| {
+        never_busy(case);
+        later(case, &[1], 1_000);
+        if let What::Window { wish: Some(wish), .. } = &mut told(case, 2)[0].what { wish.quantity = 2; }
+    } => Finding::RefusedWhileFree { times: 1, free: 1, .. },
     not_enough_with_one_free: |case| {
         never_busy(case);
         later(case, &[1], 1_000);
@@ -504,24 +509,30 @@ fn honest_nights_are_clean() {
         }),
         ("sold out after a busy whose claim may have had a unit", |case| later(case, &[1], 1_000)),
         ("sold out while a cancelled unit was on its way back", |case| {
+            never_busy(case);
             cancel(case, 1);
             later(case, &[2], 1_900_000);
         }),
         ("sold out while nobody knows whether who was told unsure has it", |case| {
+            never_busy(case);
             case.histories.remove(1);
             case.books.pop();
             case.after = stats(1, 1);
             case.histories.push(history("dan", 13, vec![refused(13, Code::Unsure)]));
             later(case, &[1], 60_000_000);
         }),
-        ("sold out for who wanted more than one unit", |case| {
+        ("not enough for who wanted two units where one was free", |case| {
+            never_busy(case);
             later(case, &[1], 1_000);
+            told(case, 2)[3].what = refused(12, Code::NotEnough);
             if let What::Window { wish: Some(wish), .. } = &mut told(case, 2)[0].what {
                 wish.quantity = 2;
             }
         }),
-        ("sold out in a history that does not say how many were wanted", |case| {
+        ("not enough in a history that does not say how many were wanted", |case| {
+            never_busy(case);
             later(case, &[1], 1_000);
+            told(case, 2)[3].what = refused(12, Code::NotEnough);
             if let What::Window { wish, .. } = &mut told(case, 2)[0].what {
                 *wish = None;
             }
