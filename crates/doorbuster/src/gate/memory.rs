@@ -820,12 +820,16 @@ impl Place<'_> {
 fn load(shard: &Shard, locked: &mut Locked, key: Key, offer: &OfferGate, order: &SeedOrder<'_>) {
     let mark = if order.live { Mark::Live } else { Mark::Ended };
     let this = entry(offer, mark, order.order, order.quantity, expiry_s(order.pass_expires_at));
-    let slot = match shard.table.get(key).filter(|other| other.order != this.order) {
-        None => this,
+    let before = shard.table.get(key);
+    let slot = match before.filter(|other| other.order != this.order) {
+        None => Entry { pass_expires_at_s: lasting(this.pass_expires_at_s, before), ..this },
         Some(other) => {
             let (kept, spent) =
                 if other.mark == Mark::Live && !order.live { (other, this) } else { (this, other) };
-            locked.spent.insert(OrderId(spent.order), spent.pass_expires_at_s);
+            // Who was told to try again may do so.
+            if spent.mark != Mark::Vacant {
+                locked.spent.insert(OrderId(spent.order), spent.pass_expires_at_s);
+            }
             Entry { pass_expires_at_s: lasting(kept.pass_expires_at_s, Some(spent)), ..kept }
         }
     };

@@ -544,7 +544,16 @@ fn a_spent_pass_is_known_as_long_as_it_lasts_also_behind_a_later_order_whose_pas
         gate.gate.roll_back(&grant);
         gate
     };
-    let pasts: [&dyn Fn() -> Memory; 5] = [&bought, &loaded(0), &loaded(1), &loaded(2), &undone];
+    let loaded_again = || {
+        let gate = loaded(0)();
+        let order =
+            SeedOrder { buyer: "ann", order: OrderId(2), quantity: 1, pass_expires_at: SHORT, live: true };
+        gate.gate.seed_order(&gate.offer, &order);
+        assert!(gate.release("ann", 2, 3));
+        gate
+    };
+    let pasts: [&dyn Fn() -> Memory; 6] =
+        [&bought, &loaded(0), &loaded(1), &loaded(2), &loaded_again, &undone];
     for (number, past) in pasts.iter().enumerate() {
         let gate = past();
         gate.gate.forget_expired(UnixMs(200_000));
