@@ -47,6 +47,9 @@ pub(crate) const JOURNAL_FILE: &str = "journal.db";
 /// Whoever changes the data folder holds a lock on this file in it.
 const LOCK_FILE: &str = "lock";
 
+/// The clerk has so much time at the end, even if the drain took all there was: it may have nothing left to record.
+const LAST_MOMENT: Duration = Duration::from_millis(100);
+
 /// How often the housekeeper looks around.
 const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(1);
 
@@ -207,7 +210,8 @@ impl Server {
             tracing::warn!("some changes were still under way at the end");
         }
         if let Work::Running(workers) = self.work {
-            workers.end(&self.app, if outcome.is_ok() { left() } else { Duration::ZERO }).await;
+            let patience = if outcome.is_ok() { left().max(LAST_MOMENT) } else { Duration::ZERO };
+            workers.end(&self.app, patience).await;
         }
         outcome
     }
@@ -231,11 +235,15 @@ impl Workers {
         }
     }
 
-    /// The journal answers what it has, then the clerk records it, for at most `patience`.
+    /// The journal answers what it has, then the clerk records it. Both have `patience`, but a commit that is under way is
+    /// waited for.
     pub async fn end(mut self, app: &App, patience: Duration) {
+        let began = app.clock.instant();
         app.gate.journal.stop();
         tokio::task::spawn_blocking(move || self.journal.join()).await.ok();
-        if !self.clerk.is_finished() && tokio::time::timeout(patience, &mut self.clerk).await.is_err() {
+        let took = app.clock.instant().saturating_duration_since(began);
+        let left = patience.saturating_sub(took).max(LAST_MOMENT.min(patience));
+        if !self.clerk.is_finished() && tokio::time::timeout(left, &mut self.clerk).await.is_err() {
             self.hurry.cancel();
             tracing::warn!(
                 "some claims were not recorded in time; they wait in the journal for the next start"
