@@ -15,7 +15,7 @@ use super::together::first_tried_us;
 use crate::history::{Call, History, Told, What, is_unsure};
 
 /// How long a unit may be on its way back to the gate after it was told that its order had ended, in microseconds.
-pub(super) const RETURN_MARGIN_US: u64 = 2_000_000;
+const RETURN_MARGIN_US: u64 = 2_000_000;
 /// How long a try that nobody heard of, and of which nothing is there in the end, may have had a unit, in microseconds: it
 /// may have waited for its turn, and its commit may have failed.
 const UNHEARD_MARGIN_US: u64 = 5_000_000;
