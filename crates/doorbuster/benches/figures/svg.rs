@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use crate::report::{Bar, Picture};
 
-const WIDTH: f64 = 720.0;
-const LABEL_WIDTH: f64 = 230.0;
+const WIDTH: f64 = 800.0;
+/// The longest label fits.
+const LABEL_WIDTH: f64 = 310.0;
 const VALUE_WIDTH: f64 = 90.0;
 const ROW_HEIGHT: f64 = 30.0;
 const BAR_HEIGHT: f64 = 16.0;
