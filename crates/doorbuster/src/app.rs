@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::auditor::{self, Auditor};
 use crate::catalogue::{Catalogue, is_public};
-use crate::clock::Clock;
+use crate::clock::{Clock, millis};
 use crate::config::Settings;
 use crate::edge;
 use crate::edge::auth::Authenticator;
@@ -384,7 +384,7 @@ pub async fn open(
     // Not among the tasks: the clerk ends after the journal, which is stopped only once the tasks are done.
     let clerk = TaskTracker::new().spawn(clerk.run(clerk_receive, hurry.clone()));
     tracing::info!(
-        elapsed_ms = began.elapsed().as_millis(),
+        elapsed_ms = millis(began.elapsed()),
         claims = replayed,
         "ledger and journal read, gate rebuilt"
     );

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::{LedgerError, Record, Recorded, SqliteLedger};
-use crate::clock::Clock;
+use crate::clock::{Clock, millis};
 use crate::crash;
 use crate::gate::{MemoryGate, Release, Returned, Roster};
 use crate::outbox::Hub;
@@ -120,11 +120,7 @@ impl Clerk {
                     let elapsed = began.elapsed();
                     self.metrics.clerk_batch_claims.observe(f64_of(records.len()));
                     self.metrics.clerk_commit_seconds.observe(elapsed.as_secs_f64());
-                    tracing::debug!(
-                        claims = records.len(),
-                        elapsed_ms = elapsed.as_millis(),
-                        "claims recorded"
-                    );
+                    tracing::debug!(claims = records.len(), elapsed_ms = millis(elapsed), "claims recorded");
                     return Ok(Some(records));
                 }
                 Err(LedgerError::Unavailable(reason)) => {

@@ -34,6 +34,6 @@ pub async fn send(app: &App, webhook: &Webhook) -> WebhookTested {
         event_id: event.id,
         delivered: problem.is_none(),
         problem,
-        took_ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
+        took_ms: crate::clock::millis(began.elapsed()),
     }
 }
