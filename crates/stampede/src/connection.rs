@@ -239,14 +239,15 @@ async fn write_all(stream: &TcpStream, request: &[u8], deadline: Instant) -> Res
 }
 
 /// How the end of a body is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Framing {
     Length(usize),
     Chunked,
+    #[default]
     UntilClose,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Head {
     status: u16,
     retry_after: Option<Duration>,
@@ -254,6 +255,47 @@ struct Head {
     closes: bool,
     /// Where the body begins.
     bytes: usize,
+}
+
+/// The last answer's head. Nearly always the next one differs from it in what nobody here reads, a date or an order's
+/// address, and need not be parsed.
+#[derive(Debug, Default)]
+struct Known {
+    head: Head,
+    bytes: Vec<u8>,
+    /// For each byte, whether the next head must have the same: all bits of it or none.
+    counts: Vec<u8>,
+}
+
+impl Known {
+    fn learn(&mut self, head: Head, bytes: &[u8]) {
+        self.head = head;
+        self.bytes.clear();
+        self.bytes.extend_from_slice(bytes);
+        self.counts.clear();
+        for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let fixed = match line.iter().position(|byte| *byte == b':') {
+                Some(colon) if !line.get(..colon).is_some_and(is_read) => colon + 1,
+                _ => line.len(),
+            };
+            let end = line.trim_ascii_end().len().max(fixed);
+            for (count, value) in [(fixed, u8::MAX), (end - fixed, 0), (line.len() - end, u8::MAX)] {
+                self.counts.extend(std::iter::repeat_n(value, count));
+            }
+        }
+    }
+
+    /// Whether what was received begins with such a head. All bytes are looked at, also behind one that differs: so many
+    /// are looked at together.
+    fn begins(&self, received: &[u8]) -> bool {
+        let Some(received) = received.get(..self.bytes.len()) else { return false };
+        let compared = received.iter().zip(&self.bytes).zip(&self.counts);
+        let differing = compared.fold(0, |differing, ((byte, known), counts)| {
+            let ends_a_line = u8::from(*byte == b'\r') | u8::from(*byte == b'\n');
+            differing | ((byte ^ known) & counts) | (ends_a_line & !counts)
+        });
+        differing == 0
+    }
 }
 
 /// What has come in of the current answer.
@@ -264,8 +306,7 @@ struct Incoming {
     filled: usize,
     /// Where a chunked body is put together.
     unchunked: Vec<u8>,
-    /// The last answer's head: nearly always the next one is the same, byte for byte, and need not be parsed.
-    known: Option<(Vec<u8>, Head)>,
+    known: Option<Known>,
     alarm: Alarm,
 }
 
@@ -308,10 +349,10 @@ impl Incoming {
     async fn receive_head(&mut self, stream: &mut TcpStream, deadline: Instant) -> Result<Head, CallError> {
         loop {
             self.read_some(stream, deadline).await?;
-            if let Some((bytes, head)) = &self.known
-                && self.received().starts_with(bytes)
+            if let Some(known) = &self.known
+                && known.begins(self.received())
             {
-                return Ok(*head);
+                return Ok(known.head);
             }
             while let Some(head) = parse_head(self.received())? {
                 if head.status >= 200 {
@@ -326,10 +367,9 @@ impl Incoming {
     }
 
     fn remember(&mut self, head: Head) {
-        let (mut bytes, _) = self.known.take().unwrap_or((Vec::new(), head));
-        bytes.clear();
-        bytes.extend_from_slice(self.received().get(..head.bytes).unwrap_or_default());
-        self.known = Some((bytes, head));
+        let mut known = self.known.take().unwrap_or_default();
+        known.learn(head, self.received().get(..head.bytes).unwrap_or_default());
+        self.known = Some(known);
     }
 
     async fn receive_until(
@@ -445,23 +485,34 @@ fn parse_head(received: &[u8]) -> Result<Option<Head>, CallError> {
     Ok(Some(head))
 }
 
+const CONTENT_LENGTH: &str = "content-length";
+const TRANSFER_ENCODING: &str = "transfer-encoding";
+const RETRY_AFTER: &str = "retry-after";
+const CONNECTION: &str = "connection";
+
+/// Whether [`read_header`] looks at what a header of this name says.
+fn is_read(name: &[u8]) -> bool {
+    let names = [CONTENT_LENGTH, TRANSFER_ENCODING, RETRY_AFTER, CONNECTION];
+    names.iter().any(|read| name.eq_ignore_ascii_case(read.as_bytes()))
+}
+
 fn read_header(header: &httparse::Header<'_>, head: &mut Head) -> Result<(), CallError> {
     let named = |name: &str| header.name.eq_ignore_ascii_case(name);
-    if named("content-length") {
+    if named(CONTENT_LENGTH) {
         let length = number(header.value).ok_or(CallError::NotHttp("a bad content-length"))?;
         let length = usize::try_from(length).map_err(|_| CallError::TooLarge)?;
         // Chunks win over a length, whichever comes first.
         if head.framing != Framing::Chunked {
             head.framing = Framing::Length(length);
         }
-    } else if named("transfer-encoding") {
+    } else if named(TRANSFER_ENCODING) {
         if !header.value.eq_ignore_ascii_case(b"chunked") {
             return Err(CallError::NotHttp("a transfer encoding other than chunked"));
         }
         head.framing = Framing::Chunked;
-    } else if named("retry-after") {
+    } else if named(RETRY_AFTER) {
         head.retry_after = number(header.value).map(Duration::from_secs);
-    } else if named("connection") {
+    } else if named(CONNECTION) {
         head.closes |= header.value.eq_ignore_ascii_case(b"close");
     }
     Ok(())
@@ -605,6 +656,11 @@ mod tests {
             // Its beginning is the head before it.
             ("HTTP/1.1 409 OK\r\ncontent-length: 3\r\nretry-after: 1\r\n\r\njkl", 409, "jkl"),
             ("HTTP/1.1 409 OK\r\ncontent-length: 3\r\n\r\nmno", 409, "mno"),
+            // What nobody reads may be another, and a header that is read may stand where it was.
+            ("HTTP/1.1 202 OK\r\nx-order-is: 7654321\r\ncontent-length: 3\r\n\r\npqr", 202, "pqr"),
+            ("HTTP/1.1 202 OK\r\nx-order-is: 1234567\r\ncontent-length: 3\r\n\r\nstu", 202, "stu"),
+            ("HTTP/1.1 202 OK\r\nx-order-is: 1234567\r\ncontent-length: 2\r\n\r\nvw", 202, "vw"),
+            ("HTTP/1.1 202 OK\r\nretry-after: 1234567\r\ncontent-length: 2\r\n\r\nxy", 202, "xy"),
         ];
         let (addr, _serving) = server(&[&answers.map(|(answer, ..)| answer)]).await;
         let mut connection = Connection::new(addr, Timeouts::default());
@@ -612,6 +668,33 @@ mod tests {
             let answer = connection.call(&hello()).await.unwrap();
             assert_eq!((answer.status, answer.body), (status, body.as_bytes()));
         }
+    }
+
+    #[test]
+    fn a_head_is_known_again_where_only_what_nobody_reads_differs() {
+        let first =
+            "HTTP/1.1 202 Accepted\r\nLocation: /orders/1\r\nContent-Length: 2\r\nRetry-After: 5\r\n\r\n";
+        let mut known = Known::default();
+        known.learn(parse_head(first.as_bytes()).unwrap().unwrap(), first.as_bytes());
+        let begins = |from: &str, to: &str| {
+            let head = first.replace(from, to);
+            assert_ne!(head, first);
+            known.begins(format!("{head}{{}}").as_bytes())
+        };
+        assert!(known.begins(first.as_bytes()) && begins("/orders/1", "/orders/2"));
+        for (from, to) in [
+            ("/orders/1", "/orders/10"),
+            ("/orders/1", "/orders\r\n"),
+            ("/orders/1", "/order\nx:y"),
+            ("202", "409"),
+            ("Length: 2", "Length: 3"),
+            ("After: 5", "After: 6"),
+            ("Location", "Vocation"),
+            ("\r\n\r\n", "\r\nx: y\r\n\r\n"),
+        ] {
+            assert!(!begins(from, to), "{from:?} {to:?}");
+        }
+        assert!(!known.begins(&first.as_bytes()[..first.len() - 1]), "not all of it");
     }
 
     #[tokio::test]

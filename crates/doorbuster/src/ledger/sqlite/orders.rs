@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
 
 use rules::buyer::BuyerId;
 use rules::deadline::{self, Asked, OnTheWay};
@@ -51,6 +51,9 @@ const INSERTED_COLUMNS_COUNT: usize = 15;
 
 /// In how many of these columns new orders differ that are recorded together.
 const DIFFERING_COLUMNS_COUNT: usize = 8;
+
+/// When, and what they become: so many values they have in common.
+const COMMON_VALUES_COUNT: usize = 4;
 
 /// A recorded order's `seq`: the claim was its first fact, the ledger's word is its second.
 const SEQ_RECORDED: u32 = 2;
@@ -332,14 +335,22 @@ struct Pen<'a> {
     orders: CachedStatement<'a>,
 }
 
+/// See [`Pen::order`].
+static INSERT_ORDER: LazyLock<String> = LazyLock::new(|| {
+    let row = ["?"; INSERTED_COLUMNS_COUNT].join(", ");
+    format!("insert into orders ({INSERTED_COLUMNS}) values ({row}) on conflict do nothing")
+});
+
+/// See [`Pen::orders`].
+static INSERT_ORDERS: LazyLock<String> = LazyLock::new(|| {
+    let rows: Vec<_> = (0..ORDERS_PER_INSERT).map(recorded_row).collect();
+    format!("insert into orders ({INSERTED_COLUMNS}) values {}", rows.join(", "))
+});
+
 impl<'a> Pen<'a> {
     fn new(transaction: &'a Transaction<'a>) -> LedgerResult<Self> {
-        let row = format!("({})", ["?"; INSERTED_COLUMNS_COUNT].join(", "));
-        let one = format!("insert into orders ({INSERTED_COLUMNS}) values {row} on conflict do nothing");
-        let recorded = next(Event::Recorded)?;
-        let rows: Vec<_> = (0..ORDERS_PER_INSERT).map(|row| recorded_row(row, recorded)).collect();
-        let many = format!("insert into orders ({INSERTED_COLUMNS}) values {}", rows.join(", "));
-        let (order, orders) = (transaction.prepare_cached(&one)?, transaction.prepare_cached(&many)?);
+        let order = transaction.prepare_cached(&INSERT_ORDER)?;
+        let orders = transaction.prepare_cached(&INSERT_ORDERS)?;
         Ok(Self { transaction, order, orders })
     }
 }
@@ -349,23 +360,40 @@ fn next(event: Event) -> LedgerResult<Status> {
     order::next(Status::QUEUED, event).map_err(|error| LedgerError::Failed(error.into()))
 }
 
-/// The values of one of the orders that are recorded together: what is the same for all stands in the statement, or is
-/// bound once: binding all of them for every row was a twelfth of the writer's time.
-fn recorded_row(row: usize, Status { state, reason, holds_units }: Status) -> String {
+/// The values of one of the orders that are recorded together. What is the same for all is bound once: binding all of
+/// them for every row was a twelfth of the writer's time.
+fn recorded_row(row: usize) -> String {
     let first = first_differing(row);
     let [no, id, offer, buyer, quantity, created_at, pay_by, pass_expires_at]: [_; DIFFERING_COLUMNS_COUNT] =
         std::array::from_fn(|column| first + column);
-    let state = state.as_str();
-    let reason = reason.map_or_else(|| "null".to_owned(), |reason| format!("'{}'", reason.as_str()));
     format!(
-        "(?{no}, ?{id}, ?{offer}, ?{buyer}, ?{quantity}, '{state}', {reason}, {SEQ_RECORDED}, {holds_units}, 0, \
-         ?{created_at}, ?1, ?{pay_by}, null, ?{pass_expires_at})"
+        "(?{no}, ?{id}, ?{offer}, ?{buyer}, ?{quantity}, ?2, ?3, {SEQ_RECORDED}, ?4, 0, ?{created_at}, ?1, \
+         ?{pay_by}, null, ?{pass_expires_at})"
     )
 }
 
-/// The first parameter of a row of orders that are recorded together. Before all of them stands the time.
+/// The first parameter of a row of orders that are recorded together.
 const fn first_differing(row: usize) -> usize {
-    2 + row * DIFFERING_COLUMNS_COUNT
+    1 + COMMON_VALUES_COUNT + row * DIFFERING_COLUMNS_COUNT
+}
+
+/// Binds what is the same for all orders that are recorded together.
+fn bind_common(
+    statement: &mut CachedStatement<'_>,
+    now: UnixMs,
+    Status { state, reason, holds_units }: Status,
+) -> rusqlite::Result<()> {
+    let values: [&dyn ToSql; COMMON_VALUES_COUNT] =
+        [&now.0, &state.as_str(), &reason.map(Reason::as_str), &holds_units];
+    bind(statement, 1, values)
+}
+
+fn bind<const COUNT: usize>(
+    statement: &mut CachedStatement<'_>,
+    first: usize,
+    values: [&dyn ToSql; COUNT],
+) -> rusqlite::Result<()> {
+    (first..).zip(values).try_for_each(|(index, value)| statement.raw_bind_parameter(index, value))
 }
 
 /// Records claims by one statement, if there are enough of them and each is a new order that nothing is in the way of.
@@ -382,7 +410,7 @@ fn record_together(
         return Ok(None);
     }
     let mut orders = Vec::with_capacity(claims.len());
-    pen.orders.raw_bind_parameter(1, now.0)?;
+    bind_common(&mut pen.orders, now, next(Event::Recorded)?)?;
     for (seq, claim) in claims {
         let Some(Some(offer)) = books.get(&claim.offer) else { return Ok(None) };
         let order = new_order(*seq, claim, Event::Recorded, offer, now)?;
@@ -529,10 +557,7 @@ fn bind_recorded(
         &order.pay_by.map(|at| at.0),
         &order.pass_expires_at.0,
     ];
-    for (index, value) in (first_differing(row)..).zip(values) {
-        statement.raw_bind_parameter(index, value)?;
-    }
-    Ok(())
+    bind(statement, first_differing(row), values)
 }
 
 /// See the table's comment: 0 while live.
