@@ -19,7 +19,8 @@ use hdrhistogram::Histogram;
 use rules::id::OfferId;
 use rules::wire::Code;
 use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+    timerfd_create, timerfd_settime,
 };
 use tokio::net::unix::pipe;
 use tokio::task::JoinSet;
@@ -596,13 +597,10 @@ pub fn code_of(body: &[u8]) -> Option<Code> {
     Code::ALL.iter().copied().find(|code| code.as_str().as_bytes() == text)
 }
 
-/// CPU time of the calling thread so far; zero where the system does not tell.
+/// CPU time of the calling thread so far, to the microsecond: what `/proc` tells of a thread may not have moved since the
+/// scheduler's last tick, and a proof of work can be shorter than that.
 pub(crate) fn thread_cpu() -> Duration {
-    let nanoseconds = || {
-        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-        text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
-    };
-    nanoseconds().or_else(|| ticks("/proc/thread-self/stat")).unwrap_or_default()
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 /// CPU time of this process, all threads together.

@@ -275,7 +275,7 @@ impl Known {
         self.counts.clear();
         for line in bytes.split_inclusive(|byte| *byte == b'\n') {
             let fixed = match line.iter().position(|byte| *byte == b':') {
-                Some(colon) if !line.get(..colon).is_some_and(is_read) => colon + 1,
+                Some(colon) if line.get(..colon).and_then(Read::by).is_none() => colon + 1,
                 _ => line.len(),
             };
             let end = line.trim_ascii_end().len().max(fixed);
@@ -285,14 +285,14 @@ impl Known {
         }
     }
 
-    /// Whether what was received begins with such a head. All bytes are looked at, also behind one that differs: so many
-    /// are looked at together.
+    /// Whether what was received begins with such a head. Where a value may be another, a byte that may end it or be
+    /// forbidden is left to the parser. All bytes are looked at, also behind one that differs: so many are looked at
+    /// together.
     fn begins(&self, received: &[u8]) -> bool {
         let Some(received) = received.get(..self.bytes.len()) else { return false };
         let compared = received.iter().zip(&self.bytes).zip(&self.counts);
         let differing = compared.fold(0, |differing, ((byte, known), counts)| {
-            let ends_a_line = u8::from(*byte == b'\r') | u8::from(*byte == b'\n');
-            differing | ((byte ^ known) & counts) | (ends_a_line & !counts)
+            differing | ((byte ^ known) & counts) | (u8::from(byte.is_ascii_control()) & !counts)
         });
         differing == 0
     }
@@ -367,9 +367,8 @@ impl Incoming {
     }
 
     fn remember(&mut self, head: Head) {
-        let mut known = self.known.take().unwrap_or_default();
-        known.learn(head, self.received().get(..head.bytes).unwrap_or_default());
-        self.known = Some(known);
+        let bytes = self.buffer.get(..head.bytes).unwrap_or_default();
+        self.known.get_or_insert_default().learn(head, bytes);
     }
 
     async fn receive_until(
@@ -485,35 +484,46 @@ fn parse_head(received: &[u8]) -> Result<Option<Head>, CallError> {
     Ok(Some(head))
 }
 
-const CONTENT_LENGTH: &str = "content-length";
-const TRANSFER_ENCODING: &str = "transfer-encoding";
-const RETRY_AFTER: &str = "retry-after";
-const CONNECTION: &str = "connection";
+/// The headers that say something to us. What all others say does not matter to [`Known`].
+#[derive(Clone, Copy, Debug)]
+enum Read {
+    Length,
+    Encoding,
+    RetryAfter,
+    Connection,
+}
 
-/// Whether [`read_header`] looks at what a header of this name says.
-fn is_read(name: &[u8]) -> bool {
-    let names = [CONTENT_LENGTH, TRANSFER_ENCODING, RETRY_AFTER, CONNECTION];
-    names.iter().any(|read| name.eq_ignore_ascii_case(read.as_bytes()))
+impl Read {
+    fn by(name: &[u8]) -> Option<Self> {
+        let headers = [
+            ("content-length", Self::Length),
+            ("transfer-encoding", Self::Encoding),
+            ("retry-after", Self::RetryAfter),
+            ("connection", Self::Connection),
+        ];
+        headers.into_iter().find(|(read, _)| name.eq_ignore_ascii_case(read.as_bytes())).map(|(_, read)| read)
+    }
 }
 
 fn read_header(header: &httparse::Header<'_>, head: &mut Head) -> Result<(), CallError> {
-    let named = |name: &str| header.name.eq_ignore_ascii_case(name);
-    if named(CONTENT_LENGTH) {
-        let length = number(header.value).ok_or(CallError::NotHttp("a bad content-length"))?;
-        let length = usize::try_from(length).map_err(|_| CallError::TooLarge)?;
-        // Chunks win over a length, whichever comes first.
-        if head.framing != Framing::Chunked {
-            head.framing = Framing::Length(length);
+    match Read::by(header.name.as_bytes()) {
+        Some(Read::Length) => {
+            let length = number(header.value).ok_or(CallError::NotHttp("a bad content-length"))?;
+            let length = usize::try_from(length).map_err(|_| CallError::TooLarge)?;
+            // Chunks win over a length, whichever comes first.
+            if head.framing != Framing::Chunked {
+                head.framing = Framing::Length(length);
+            }
         }
-    } else if named(TRANSFER_ENCODING) {
-        if !header.value.eq_ignore_ascii_case(b"chunked") {
-            return Err(CallError::NotHttp("a transfer encoding other than chunked"));
+        Some(Read::Encoding) => {
+            if !header.value.eq_ignore_ascii_case(b"chunked") {
+                return Err(CallError::NotHttp("a transfer encoding other than chunked"));
+            }
+            head.framing = Framing::Chunked;
         }
-        head.framing = Framing::Chunked;
-    } else if named(RETRY_AFTER) {
-        head.retry_after = number(header.value).map(Duration::from_secs);
-    } else if named(CONNECTION) {
-        head.closes |= header.value.eq_ignore_ascii_case(b"close");
+        Some(Read::RetryAfter) => head.retry_after = number(header.value).map(Duration::from_secs),
+        Some(Read::Connection) => head.closes |= header.value.eq_ignore_ascii_case(b"close"),
+        None => {}
     }
     Ok(())
 }
@@ -686,6 +696,7 @@ mod tests {
             ("/orders/1", "/orders/10"),
             ("/orders/1", "/orders\r\n"),
             ("/orders/1", "/order\nx:y"),
+            ("/orders/1", "/orders/\0"),
             ("202", "409"),
             ("Length: 2", "Length: 3"),
             ("After: 5", "After: 6"),
